@@ -1,0 +1,1 @@
+"""The three services and the command line."""

@@ -1,0 +1,1 @@
+"""The decode service: reservations, continuous batching."""

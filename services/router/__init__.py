@@ -1,0 +1,1 @@
+"""Gateway and router: OpenAI HTTP in, gRPC out."""

@@ -1,0 +1,1 @@
+"""The four layouts, one file each, behind one interface."""

@@ -1,0 +1,1 @@
+"""Predicted step and switch times from a hardware profile."""

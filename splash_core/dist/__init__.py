@@ -1,0 +1,1 @@
+"""Collectives behind one interface, and process-group start-up."""

@@ -1,0 +1,77 @@
+"""Collectives behind one small interface; the group is always passed, never looked up.
+
+Every call names its `tag` (what is moved, e.g. `tp.gather_rows`); `CountingComm` adds up the bytes that
+each rank *receives from other ranks* per tag, which is how tests hold the code against design §4's formulas.
+
+Row collectives are "v" collectives: `counts[j]` is rank j's number of rows (dim 0), known to all ranks
+and free to be zero. All tensors are contiguous; all ranks call in the same order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from splash_core.ids import RankId
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One side of a point-to-point transfer: `tensor` is contiguous; a receive lands in it."""
+
+    peer: RankId
+    tensor: Tensor
+
+
+class Comm(Protocol):
+    """One communicator over the T ranks of a group."""
+
+    @property
+    def rank(self) -> RankId:
+        """This rank."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """T."""
+        ...
+
+    def all_gather_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
+        """`[counts[rank], …]` on each rank → `[sum(counts), …]` in rank order on all."""
+        ...
+
+    def all_to_all_rows(
+        self, x_NX: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str
+    ) -> Tensor:
+        """Rows for rank 0 first, then rank 1 … → `[sum(recv_counts), …]` in source-rank order."""
+        ...
+
+    def reduce_scatter_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
+        """Sum over ranks of `[sum(counts), …]`, of which rank j gets its `counts[j]` rows.
+
+        The sum is taken in rank order on every backend, so results do not depend on timing.
+        """
+        ...
+
+    def exchange(self, sends: Sequence[Transfer], recvs: Sequence[Transfer], *, tag: str) -> None:
+        """One grouped send/receive. Transfers between two ranks match in order; sizes match pairwise."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        ...
+
+    def close(self) -> None:
+        """Release the communicator; later calls fail."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankComms:
+    """What a rank talks through: two communicators over the same ranks, made at start (design §5)."""
+
+    compute: Comm
+    transfer: Comm
+    device: torch.device

@@ -1,0 +1,1 @@
+"""One rank: executes step plans and manifests."""

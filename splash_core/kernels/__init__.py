@@ -1,0 +1,1 @@
+"""Plain-torch references for every kernel, and the fast versions beside them."""

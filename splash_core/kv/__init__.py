@@ -1,0 +1,1 @@
+"""The arena: one allocation in which weights borrow slots from the KV pool."""

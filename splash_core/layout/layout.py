@@ -1,0 +1,118 @@
+"""The four attention layouts as rules over two independent choices.
+
+Under MLA one latent row per token serves all heads, so where the head-indexed projections live and
+which ranks hold a request's KV history are independent (paper §2). A layout is one setting of both.
+Nothing else in the code base knows what "TP" or "DOP" means, except one file each in `attention/`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from splash_core.ids import RankId
+
+
+class Layout(StrEnum):
+    """Names of the attention layouts."""
+
+    TP = "TP"
+    CP = "CP"
+    DP = "DP"
+    DOP = "DOP"
+
+
+class Projection(StrEnum):
+    """Where one head-indexed projection matrix lives."""
+
+    SHARDED = "sharded"
+    """Rank j holds heads j·H/T … (j+1)·H/T - 1."""
+    REPLICATED = "replicated"
+    """Every rank holds all heads."""
+
+
+class Matrix(StrEnum):
+    """The head-indexed projections of one layer."""
+
+    Q_B = "q_b"
+    """`[H·(n+p), r_q]` (or `[H·(n+p), d]` without q_lora)."""
+    KV_B = "kv_b"
+    """`[H, n+v, r]`: W_UK and W_UV are strided views of it."""
+    O = "o"  # noqa: E741
+    """`[H·v, d]`: head-major, so that a shard is a prefix of rows."""
+
+
+class KvMode(StrEnum):
+    """How a request's pages spread over its owners."""
+
+    REPLICATED = "replicated"
+    """Each page on every owner."""
+    STRIPED = "striped"
+    """Page k on one owner, the owners taking turns."""
+
+
+class KvHistory(StrEnum):
+    """Where a layout puts a request's history."""
+
+    ALL = "all"
+    OWNER = "owner"
+    STRIPED = "striped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPlacement:
+    """Where *new* pages of one request go. Pages that exist keep the ranks they have."""
+
+    owners: tuple[RankId, ...]
+    mode: KvMode
+    rotation: int = 0
+    """First owner in turn of a striped request, so that page 0 of everything does not meet on one rank."""
+
+    def __post_init__(self) -> None:
+        if not self.owners or len(set(self.owners)) != len(self.owners):
+            raise ValueError(f"owners must be distinct and at least one, got {self.owners}")
+
+    def ranks_of_page(self, index: int) -> tuple[RankId, ...]:
+        """The ranks that hold page `index` (0-based) of the request."""
+        if self.mode is KvMode.REPLICATED:
+            return self.owners
+        return (self.owners[(self.rotation + index) % len(self.owners)],)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRule:
+    """One layout: a placement for each projection and a rule that fills every request's placement."""
+
+    layout: Layout
+    projections: Mapping[Matrix, Projection]
+    history: KvHistory
+
+    @property
+    def borrows(self) -> bool:
+        """True when some projection is sharded, so that its borrowed slots hold KV pages."""
+        return any(kind is Projection.SHARDED for kind in self.projections.values())
+
+    def placement(self, *, num_ranks: int, owner: RankId, rotation: int) -> KvPlacement:
+        """The placement of a request whose preferred owner is `owner`."""
+        everyone = tuple(RankId(rank) for rank in range(num_ranks))
+        if self.history is KvHistory.ALL:
+            return KvPlacement(owners=everyone, mode=KvMode.REPLICATED)
+        if self.history is KvHistory.OWNER:
+            return KvPlacement(owners=(owner,), mode=KvMode.STRIPED)
+        return KvPlacement(owners=everyone, mode=KvMode.STRIPED, rotation=rotation)
+
+
+def _rule(layout: Layout, kind: Projection, history: KvHistory) -> LayoutRule:
+    return LayoutRule(
+        layout=layout, projections=MappingProxyType(dict.fromkeys(Matrix, kind)), history=history
+    )
+
+
+RULES: Mapping[Layout, LayoutRule] = MappingProxyType(
+    {
+        Layout.TP: _rule(Layout.TP, Projection.SHARDED, KvHistory.ALL),
+        Layout.CP: _rule(Layout.CP, Projection.REPLICATED, KvHistory.STRIPED),
+        Layout.DP: _rule(Layout.DP, Projection.REPLICATED, KvHistory.OWNER),
+        Layout.DOP: _rule(Layout.DOP, Projection.SHARDED, KvHistory.OWNER),
+    }
+)

@@ -1,0 +1,1 @@
+"""MLA models: layers that take the layout context, loader, sampler."""

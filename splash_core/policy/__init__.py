@@ -1,0 +1,1 @@
+"""Which layout to run: pure functions over a snapshot."""

@@ -1,0 +1,1 @@
+"""Wire codecs, channels and error mapping; the only code that sees protobuf."""

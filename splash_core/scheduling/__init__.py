@@ -1,0 +1,1 @@
+"""What a group runs next: sequences, pages, batches, switches; pure."""

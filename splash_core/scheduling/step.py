@@ -1,0 +1,139 @@
+"""What a group runs next, in ids and ints: the contract between a group's leader and its ranks.
+
+The leader owns the page tables of all ranks; a rank executes `StepPlan`s in order and keeps mirrors only.
+Every rank receives the identical plan, so every rank issues the same collectives in the same order.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from splash_core.ids import Epoch, RankId, SeqId, StepId
+from splash_core.layout.layout import Layout
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.manifest import SwitchManifest, SwitchMode
+
+NO_SLOT = -1
+"""In a `TableUpdate`: this rank has no copy of the page."""
+
+
+class AttentionForm(StrEnum):
+    """How prefill rows attend (design §4). Decode rows are always absorbed."""
+
+    ABSORBED = "absorbed"
+    EXPANDED = "expanded"
+
+
+class CpStorage(StrEnum):
+    """What crosses ranks in a CP prefill step: the queries, or the history."""
+
+    PASS_Q = "pass_q"
+    PASS_KV = "pass_kv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSequence:
+    """A sequence that the ranks have not seen: sent once, before its first rows."""
+
+    seq: SeqId
+    sampling: SamplingParams
+    tokens: tuple[int, ...]
+    """All tokens known so far, prompt first."""
+    num_prompt: int
+    """How many of `tokens` are the prompt; the rest counts as output for penalties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableUpdate:
+    """Pages `first_page …` of a sequence: replaces the mirror's pages from there on."""
+
+    seq: SeqId
+    first_page: int
+    slots: tuple[tuple[int, ...], ...]
+    """`[pages][T]`: the slot on each rank, or `NO_SLOT`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceStep:
+    """One sequence's rows in a step: tokens at positions `start … start+len(tokens)-1`."""
+
+    seq: SeqId
+    start: int
+    """Position of the first row = tokens whose KV is already cached."""
+    tokens: tuple[int, ...]
+    sample: bool
+    """True when the last row yields the next token (a decode row, or the last chunk)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step of a group. `sequences` may be empty when only a switch is executed."""
+
+    step: StepId
+    epoch: Epoch
+    """The layout epoch *after* the manifest, if any, is executed."""
+    layout: Layout
+    """The layout in which the rows run (the manifest's destination, if any)."""
+    sequences: tuple[SequenceStep, ...] = ()
+    started: tuple[NewSequence, ...] = ()
+    tables: tuple[TableUpdate, ...] = ()
+    """Applied before the rows run; after a manifest they hold the destination's slots."""
+    finished: tuple[SeqId, ...] = ()
+    """Mirrors to drop before the step."""
+    manifest: SwitchManifest | None = None
+    mode: SwitchMode = SwitchMode.OVERLAPPED
+    form: AttentionForm = AttentionForm.ABSORBED
+    cp_storage: CpStorage = CpStorage.PASS_Q
+
+    @property
+    def num_rows(self) -> int:
+        """Query tokens in this step, over all sequences."""
+        return sum(len(sequence.tokens) for sequence in self.sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probability of one token and of the k most probable ones, of the unmodified distribution."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledToken:
+    """The token a rank drew for a sequence that is at home there."""
+
+    seq: SeqId
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Log-probabilities of prompt tokens `first_position …` of a sequence."""
+
+    seq: SeqId
+    first_position: int
+    entries: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Wall times of one rank's step, in seconds."""
+
+    total_s: float = 0.0
+    switch_wait_s: float = 0.0
+    """Time that computation waited for a manifest's transfers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one rank reports after a step: the tokens of the rows at home on it."""
+
+    step: StepId
+    rank: RankId
+    tokens: tuple[SampledToken, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    switch_bytes_received: int = 0
+    """Bytes received from other ranks by the manifest's moves."""
+    times: StepTimes = StepTimes()

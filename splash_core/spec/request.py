@@ -1,0 +1,56 @@
+"""What a client asks for, validated: the one request type that all services share."""
+
+from dataclasses import dataclass, field
+
+from splash_core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens of one sequence are chosen. Defaults are OpenAI's."""
+
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_k: int = 0
+    """0 means no limit."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    """The draw for a position depends on (seed, position) only: not on batch, layout or rank."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    """None: no logprobs; k: the chosen token's and the k best."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the prompt's tokens from the second on (echo)."""
+    max_tokens: int = 16
+    """Tokens to generate at most; 0 only together with `prompt_logprobs`."""
+    min_tokens: int = 0
+    """No stop token ends the sequence before this many tokens."""
+    stop_token_ids: tuple[int, ...] = field(default=())
+    """Ends the sequence; the model's EOS ids are put here by the gateway unless `ignore_eos`."""
+
+    def __post_init__(self) -> None:
+        self._check_range("temperature", self.temperature, 0.0, 2.0)
+        self._check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        self._check_range("min_p", self.min_p, 0.0, 1.0)
+        self._check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self._check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        self._check_range("top_k", self.top_k, 0, 1 << 31)
+        self._check_range("max_tokens", self.max_tokens, 0, 1 << 31)
+        self._check_range("min_tokens", self.min_tokens, 0, max(self.max_tokens, 0))
+
+    @staticmethod
+    def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+        # A NaN fails every comparison, hence the negated form.
+        if not (low <= value <= high) or (open_low and value == low):
+            bracket = "(" if open_low else "["
+            raise InvalidRequest(f"{name} must be in {bracket}{low}, {high}], got {value}", param=name)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most probable token is taken."""
+        return self.temperature == 0.0

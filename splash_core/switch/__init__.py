@@ -1,0 +1,1 @@
+"""A switch as a difference of two ownerships: manifest and planner."""

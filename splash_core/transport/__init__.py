@@ -1,0 +1,1 @@
+"""KV between groups: registered memory and one-sided writes."""
