@@ -1,0 +1,98 @@
+"""House rules that no linter checks: size of files and functions, and what may stand where."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 50
+ENVIRONMENT = re.compile(r"\bos\.(environ|getenv)\b")
+LAYOUT_BRANCH = re.compile(r"\bif\b.*\blayout\b *(==|!=|is\b)|match .*\blayout\b *:")
+
+
+def source_files() -> list[Path]:
+    """Tracked Python sources of the product, generated stubs left out."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "splash_core", "services"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = [ROOT / line for line in listed.stdout.splitlines() if line.endswith(".py")]
+    return [path for path in paths if path.exists() and path.parent.name != "pb"]
+
+
+def relative(path: Path) -> str:
+    """A path as a reader of the repository knows it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions and methods of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_files_are_small() -> None:
+    sizes = {relative(path): len(path.read_text().splitlines()) for path in source_files()}
+    assert {path: size for path, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+def test_functions_are_small() -> None:
+    too_long = {
+        f"{relative(path)}::{function.name}": size
+        for path in source_files()
+        for function in functions(ast.parse(path.read_text()))
+        if (size := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert too_long == {}
+
+
+def test_only_layout_and_attention_branch_on_the_layout() -> None:
+    found = [
+        f"{relative(path)}:{number}"
+        for path in source_files()
+        if path.relative_to(ROOT).parts[:2] not in {("splash_core", "layout"), ("splash_core", "attention")}
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if LAYOUT_BRANCH.search(line)
+    ]
+    assert found == []
+
+
+def test_no_module_state_is_reassigned() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in source_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Global)
+    ]
+    assert found == []
+
+
+def test_environment_is_read_in_one_file() -> None:
+    found = [
+        relative(path)
+        for path in source_files()
+        if relative(path) != "splash_core/config.py" and ENVIRONMENT.search(path.read_text())
+    ]
+    assert found == []
+
+
+def test_every_module_says_why_it_exists() -> None:
+    silent = [relative(path) for path in source_files() if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == []
+
+
+def test_package_files_hold_only_a_docstring() -> None:
+    # import-linter does not see what a package file re-exports, so nothing may be re-exported.
+    crowded = [
+        relative(path)
+        for path in source_files()
+        if path.name == "__init__.py" and len(ast.parse(path.read_text()).body) != 1
+    ]
+    assert crowded == []
