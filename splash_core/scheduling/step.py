@@ -5,29 +5,15 @@ Every rank receives the identical plan, so every rank issues the same collective
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from splash_core.ids import Epoch, RankId, SeqId, StepId
+from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import SwitchManifest, SwitchMode
 
 NO_SLOT = -1
 """In a `TableUpdate`: this rank has no copy of the page."""
-
-
-class AttentionForm(StrEnum):
-    """How prefill rows attend (design §4). Decode rows are always absorbed."""
-
-    ABSORBED = "absorbed"
-    EXPANDED = "expanded"
-
-
-class CpStorage(StrEnum):
-    """What crosses ranks in a CP prefill step: the queries, or the history."""
-
-    PASS_Q = "pass_q"
-    PASS_KV = "pass_kv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
