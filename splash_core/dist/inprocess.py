@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from splash_core.dist.comm import RankComms, Transfer
+from splash_core.dist.comm import Comm, RankComms, Transfer
 from splash_core.dist.rows import check_counts, check_rows, offsets_of, sum_in_rank_order
 from splash_core.errors import DeadlineExceeded, GroupFailed, InvariantBroken
 from splash_core.ids import RankId
@@ -92,7 +93,7 @@ class _Hub:
             gate.release()
 
 
-class InProcessComm:
+class InProcessComm(Comm):
     """A `Comm` over threads; one object per rank, each used by one thread at a time.
 
     With one rank, results may be the argument itself.
@@ -105,13 +106,16 @@ class InProcessComm:
         self._closed = False
 
     @property
+    @override
     def rank(self) -> RankId:
         return self._rank
 
     @property
+    @override
     def size(self) -> int:
         return self._hub.size
 
+    @override
     def all_gather_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
         check_counts(counts, self.size, tag=tag)
         check_rows(x_NX, counts[self._rank], tag=tag)
@@ -120,6 +124,7 @@ class InProcessComm:
         posts = self._trade(f"all_gather_rows[{tag}] counts={list(counts)}", (x_NX.clone(),))
         return torch.cat([payload[0] for payload in posts])
 
+    @override
     def all_to_all_rows(
         self, x_NX: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], *, tag: str
     ) -> Tensor:
@@ -134,6 +139,7 @@ class InProcessComm:
             check_rows(part_NX, recv_counts[source], tag=f"{tag} from rank {source}")
         return torch.cat(parts_NX)
 
+    @override
     def reduce_scatter_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
         check_counts(counts, self.size, tag=tag)
         check_rows(x_NX, sum(counts), tag=tag)
@@ -144,6 +150,7 @@ class InProcessComm:
         own = slice(start, start + counts[self._rank])
         return sum_in_rank_order([payload[0][own] for payload in posts])
 
+    @override
     def exchange(self, sends: Sequence[Transfer], recvs: Sequence[Transfer], *, tag: str) -> None:
         outboxes = tuple(
             tuple(send.tensor.clone() for send in sends if send.peer == peer) for peer in range(self.size)
@@ -166,9 +173,11 @@ class InProcessComm:
             left = [peer for peer, inbox in enumerate(inboxes) if inbox]
             raise InvariantBroken(f"{tag}: rank {self._rank} did not receive all that ranks {left} sent")
 
+    @override
     def barrier(self) -> None:
         self._trade("barrier", ())
 
+    @override
     def close(self) -> None:
         self._closed = True
 
@@ -210,7 +219,7 @@ def run_ranks(num_ranks: int, fn: Callable[[RankComms], R], *, timeout_s: float 
             results[rank] = fn(RankComms(compute=compute, transfer=transfer, device=torch.device("cpu")))
             for hub in hubs:
                 hub.leave(rank)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+        except BaseException as error:
             failures.append((rank, error))
             for hub in hubs:
                 hub.abort(f"rank {rank} failed: {type(error).__name__}: {error}")
