@@ -1,0 +1,283 @@
+"""Settings: the only place that reads the environment.
+
+A settings class is a frozen dataclass whose fields are made by `setting`, which carries documentation, unit
+and allowed values; `resolve` fills it from flags, then `SPLASH_*`, then a TOML file, then defaults.
+Invariant: a settings object is complete and checked when it exists, and nobody changes it later.
+"""
+
+import dataclasses
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from splash_core.errors import ConfigError
+
+S = TypeVar("S")
+Choices = tuple[str, ...]
+
+
+def setting(
+    default: Any,  # noqa: ANN401 - a field's default has the field's type
+    doc: str,
+    *,
+    unit: str = "",
+    choices: Choices = (),
+    planned: Mapping[str, str] | None = None,
+    hidden: bool = False,
+) -> Any:  # noqa: ANN401
+    """A dataclass field with what a user must know of it.
+
+    Args:
+        default: the value when neither flag, environment nor file sets it.
+        doc: one sentence.
+        unit: of the number, empty when it has none.
+        choices: the values that are allowed, when few.
+        planned: values that the contract knows but this version refuses, with the remedy.
+        hidden: set by Splash for its own child processes.
+    """
+    metadata = {"doc": doc, "unit": unit, "choices": choices, "planned": planned or {}, "hidden": hidden}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+LAYOUTS = ("TP", "CP", "DP", "DOP")
+_DEVICES = {"cuda": "only cpu is served so far; leave --device out"}
+_TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """What every process of a deployment must agree on."""
+
+    model: str = setting("", "Folder of a checkpoint in Hugging Face format, or the name of a fetched model.")
+    served_model_name: str = setting("", "The name clients use; default: the last part of --model.")
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    log_format: str = setting("json", "How logs are written.", choices=("json", "plain"))
+    run_dir: str = setting("", "Folder for logs and sockets; default: a new one under $XDG_STATE_HOME/splash.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings(ModelSettings):
+    """What prefill and decode groups have in common."""
+
+    transport: str = setting(
+        "shm", "How KV pages cross between groups.", choices=("shm",), planned=_TRANSPORTS
+    )
+    policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
+    device: str = setting("cpu", "Where ranks compute.", choices=("cpu",), planned=_DEVICES)
+    dtype: str = setting(
+        "auto", "Arithmetic and KV type; auto is fp32 on CPU.", choices=("auto", "fp32", "fp64", "bf16")
+    )
+    page_size: int = setting(64, "Size of a KV page.", unit="tokens")
+    kv_bytes: int = setting(
+        0, "KV room of a rank in every layout, beside its weights; 0: from free memory.", unit="bytes"
+    )
+    max_model_len: int = setting(0, "Longest prompt plus output; 0: what model and pool allow.", unit="tokens")
+    chunk_tokens: int = setting(512, "Most prompt tokens in one step.", unit="tokens")
+    max_running: int = setting(64, "Most sequences that run at once in a group.")
+    staging_bytes: int = setting(64 << 20, "Staging of a layout switch, per rank.", unit="bytes")
+    queue_requests: int = setting(256, "Most requests that wait in a group before new ones get 429.")
+    queue_tokens: int = setting(1 << 20, "Most prompt tokens that wait in a group.", unit="tokens")
+    start_timeout_s: float = setting(600.0, "A group that is not ready by then ends with the cause.", unit="s")
+    step_timeout_s: float = setting(60.0, "A rank that misses this deadline ends its group.", unit="s")
+    push_timeout_s: float = setting(30.0, "Longest time to push one request's pages.", unit="s")
+    drain_timeout_s: float = setting(30.0, "Longest time to finish running requests at exit.", unit="s")
+    engine: str = setting("torch", "What computes; fake needs no weights.", choices=("torch", "fake"), hidden=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings(WorkerSettings):
+    """One worker group: `splash prefill` or `splash decode`."""
+
+    group: str = setting("", "Name of the group; default: its phase and -0.")
+    ranks: int = setting(2, "Ranks of the group, over all its nodes.")
+    layout: str = setting("", "Layout at start; default TP for prefill, DP for decode.", choices=("", *LAYOUTS))
+    port: int = setting(0, "gRPC port; 0 takes a free one.")
+    nnodes: int = setting(1, "Hosts that the group's ranks are spread over.")
+    node_rank: int = setting(0, "Which of those hosts this is; 0 runs the leader.")
+    rendezvous: str = setting("", "HOST:PORT of node 0's leader, for groups over several hosts.")
+    parent_pid: int = setting(0, "Process that this one must not outlive; 0: none.", hidden=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings(WorkerSettings):
+    """One host: router with gateway, one prefill group, one decode group (`splash up`)."""
+
+    prefill_ranks: int = setting(2, "Ranks of the prefill group.")
+    decode_ranks: int = setting(2, "Ranks of the decode group.")
+    prefill_layout: str = setting("TP", "Layout of the prefill group at start.", choices=LAYOUTS)
+    decode_layout: str = setting("DP", "Layout of the decode group at start.", choices=LAYOUTS)
+    port: int = setting(8000, "Gateway port; 0 takes a free one.")
+    admin_port: int = setting(8001, "Admin port; 0 takes a free one.")
+    admin_key_file: str = setting("", "File with the admin key; without a key admin is loopback only.")
+    registry: str = setting("memory", "Where workers are registered: memory (redis is not served yet).")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSettings:
+    """What client commands need to reach the admin port."""
+
+    admin: str = setting("http://127.0.0.1:8001", "URL of the admin port.")
+    admin_key_file: str = setting("", "File with the admin key.")
+
+
+def resolve(
+    kind: type[S],
+    *,
+    flags: Mapping[str, object],
+    config: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> S:
+    """Fill a settings class: flags, then `SPLASH_*`, then the TOML file, then defaults.
+
+    Args:
+        kind: the settings class.
+        flags: values from the command line; None means "not given".
+        config: TOML file with field names as keys (keys of other commands are allowed and ignored).
+        environ: the environment; default: this process's.
+
+    Raises:
+        ConfigError: a value has the wrong type or is not allowed; names its source and the remedy.
+    """
+    environ = os.environ if environ is None else environ
+    file = _read_toml(config) if config is not None else {}
+    hints = typing.get_type_hints(kind)
+    values: dict[str, object] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        name = field.name
+        variable = f"SPLASH_{name.upper()}"
+        if flags.get(name) is not None:
+            value, source = flags[name], f"--{name.replace('_', '-')}"
+        elif environ.get(variable, "") != "" and not field.metadata["hidden"]:
+            value, source = environ[variable], variable
+        elif name in file:
+            value, source = file[name], f"{name} in {config}"
+        else:
+            continue
+        values[name] = _checked(_converted(value, hints[name], source), field, source)
+    return kind(**values)
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            raw = tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"settings file {path} does not exist; check --config") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"settings file {path} is not valid TOML: {error}") from None
+    return {key.replace("-", "_"): value for key, value in raw.items()}
+
+
+def _converted(value: object, hint: object, source: str) -> object:
+    target = hint
+    if isinstance(hint, types.UnionType):
+        target = next(arm for arm in typing.get_args(hint) if arm is not type(None))
+    if target is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str) and target in (int, float):
+        try:
+            return parse_size(value) if target is int else float(value)
+        except ValueError:
+            raise ConfigError(f"{source}: {value!r} is not a number; example: 64") from None
+    if isinstance(value, str) and target is bool:
+        if value.lower() not in ("0", "1", "true", "false"):
+            raise ConfigError(f"{source}: {value!r} is neither true nor false")
+        return value.lower() in ("1", "true")
+    if isinstance(target, type) and not isinstance(value, target):
+        raise ConfigError(f"{source}: {value!r} must be of type {target.__name__}")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """An integer with an optional binary suffix: `64`, `512M`, `2GiB`."""
+    body = text.strip().removesuffix("iB").removesuffix("B")
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(body[-1:].upper())
+    return int(body) if factor is None else int(float(body[:-1]) * factor)
+
+
+def _checked(value: object, field: "dataclasses.Field[Any]", source: str) -> object:
+    planned: Mapping[str, str] = field.metadata["planned"]
+    if isinstance(value, str) and value in planned:
+        raise ConfigError(f"{source}: {value!r} is not served by this version: {planned[value]}")
+    choices: Choices = field.metadata["choices"]
+    if choices and value not in choices:
+        raise ConfigError(f"{source}: {value!r} is not one of {', '.join(choice for choice in choices if choice)}")
+    return value
+
+
+def as_flags(settings: object) -> list[str]:
+    """The command-line flags that reproduce a settings object in a child process."""
+    flags: list[str] = []
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, field.name)
+        if value != "":
+            flags += [f"--{field.name.replace('_', '-')}", str(value)]
+    return flags
+
+
+def shared_fields(source: object, kind: type[S]) -> dict[str, object]:
+    """Values of `source`'s fields that `kind` has too."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return {
+        field.name: getattr(source, field.name)
+        for field in dataclasses.fields(source)  # type: ignore[arg-type]
+        if field.name in names
+    }
+
+
+def reference(*kinds: type) -> str:
+    """A Markdown table of all settings with unit and default: the reference page's body."""
+    lines = ["| setting | flag | environment | default | unit | meaning |", "|---|---|---|---|---|---|"]
+    seen: set[str] = set()
+    for field in (field for kind in kinds for field in dataclasses.fields(kind)):
+        if field.name in seen or field.metadata["hidden"]:
+            continue
+        seen.add(field.name)
+        doc = field.metadata["doc"]
+        choices = [choice for choice in field.metadata["choices"] if choice]
+        doc += f" One of: {', '.join(choices)}." if choices else ""
+        flag = f"`--{field.name.replace('_', '-')}`"
+        default = "" if field.default in ("", dataclasses.MISSING) else f"`{field.default}`"
+        variable = f"`SPLASH_{field.name.upper()}`"
+        lines.append(f"| {field.name} | {flag} | {variable} | {default} | {field.metadata['unit']} | {doc} |")
+    return "\n".join(lines) + "\n"
+
+
+def admin_key(settings: AdminSettings | UpSettings, environ: Mapping[str, str] | None = None) -> str:
+    """The admin key from `SPLASH_ADMIN_KEY` or the key file; empty when none is configured."""
+    environ = os.environ if environ is None else environ
+    if environ.get("SPLASH_ADMIN_KEY"):
+        return environ["SPLASH_ADMIN_KEY"]
+    if not settings.admin_key_file:
+        return ""
+    try:
+        return Path(settings.admin_key_file).read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"admin key file {settings.admin_key_file}: {error.strerror}") from None
+
+
+def state_home(environ: Mapping[str, str] | None = None) -> Path:
+    """`$XDG_STATE_HOME/splash`: one folder a run."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "splash"
+
+
+def cache_home(environ: Mapping[str, str] | None = None) -> Path:
+    """`$XDG_CACHE_HOME/splash`: fetched models."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "splash"
+
+
+def child_environment(*, num_threads: int | None = None) -> dict[str, str]:
+    """This process's environment for a child, with the thread count that numeric libraries read at import."""
+    environ = dict(os.environ)
+    if num_threads is not None:
+        environ |= {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
+    return environ
