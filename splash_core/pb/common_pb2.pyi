@@ -120,3 +120,29 @@ class Lease(_message.Message):
     decode_address: str
     pages: _containers.RepeatedCompositeFieldContainer[LandingPage]
     def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., group: _Optional[str] = ..., decode_address: _Optional[str] = ..., pages: _Optional[_Iterable[_Union[LandingPage, _Mapping]]] = ...) -> None: ...
+
+class Process(_message.Message):
+    __slots__ = ("host", "pid", "start_ticks")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_TICKS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    pid: int
+    start_ticks: int
+    def __init__(self, host: _Optional[str] = ..., pid: _Optional[int] = ..., start_ticks: _Optional[int] = ...) -> None: ...
+
+class ErrorDetail(_message.Message):
+    __slots__ = ("kind", "message", "param", "code", "retry_after_s", "nearest")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    NEAREST_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    param: str
+    code: str
+    retry_after_s: float
+    nearest: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., code: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., nearest: _Optional[str] = ...) -> None: ...

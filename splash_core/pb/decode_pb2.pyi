@@ -43,8 +43,44 @@ class DecodeFinished(_message.Message):
     stop_token: int
     def __init__(self, reason: _Optional[str] = ..., stop_token: _Optional[int] = ...) -> None: ...
 
+class LeaseClaim(_message.Message):
+    __slots__ = ("lease", "attempt", "incarnation", "writer")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    attempt: int
+    incarnation: str
+    writer: Writer
+    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ...) -> None: ...
+
+class HandoffAbandon(_message.Message):
+    __slots__ = ("lease", "attempt", "incarnation", "writer", "reason")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    attempt: int
+    incarnation: str
+    writer: str
+    reason: str
+    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., writer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Writer(_message.Message):
+    __slots__ = ("group", "incarnation", "ranks")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    incarnation: str
+    ranks: _containers.RepeatedCompositeFieldContainer[_common_pb2.Process]
+    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.Process, _Mapping]]] = ...) -> None: ...
+
 class HandoffComplete(_message.Message):
-    __slots__ = ("lease", "attempt", "incarnation", "num_tokens", "checksum", "first_token", "first_logprobs")
+    __slots__ = ("lease", "attempt", "incarnation", "num_tokens", "checksum", "first_token", "first_logprobs", "writer")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +88,7 @@ class HandoffComplete(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FIRST_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
     lease: str
     attempt: int
     incarnation: str
@@ -59,7 +96,8 @@ class HandoffComplete(_message.Message):
     checksum: str
     first_token: int
     first_logprobs: _common_pb2.TokenLogprobs
-    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., num_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., first_token: _Optional[int] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+    writer: str
+    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., num_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., first_token: _Optional[int] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., writer: _Optional[str] = ...) -> None: ...
 
 class HandoffAck(_message.Message):
     __slots__ = ("accepted", "reason")

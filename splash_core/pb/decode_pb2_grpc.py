@@ -39,6 +39,16 @@ class DecodeStub:
                 request_serializer=splash__core_dot_pb_dot_decode__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=splash__core_dot_pb_dot_decode__pb2.DecodeEvent.FromString,
                 _registered_method=True)
+        self.ClaimLease = channel.unary_unary(
+                '/splash.v1.Decode/ClaimLease',
+                request_serializer=splash__core_dot_pb_dot_decode__pb2.LeaseClaim.SerializeToString,
+                response_deserializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
+                _registered_method=True)
+        self.AbandonHandoff = channel.unary_unary(
+                '/splash.v1.Decode/AbandonHandoff',
+                request_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffAbandon.SerializeToString,
+                response_deserializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
+                _registered_method=True)
         self.CompleteHandoff = channel.unary_unary(
                 '/splash.v1.Decode/CompleteHandoff',
                 request_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffComplete.SerializeToString,
@@ -52,6 +62,22 @@ class DecodeServicer:
     def Generate(self, request, context):
         """First event: the lease (after admission; may wait in a bounded queue). Then tokens, then the end.
         Cancelling the call frees everything the request holds here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClaimLease(self, request, context):
+        """A prefill group says: I am about to write the pages of this lease. Refused once the lease has ended, so
+        that nobody writes pages that may be used again; from here on the pages stay quarantined until the writer
+        completes, abandons, or is proven dead.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbandonHandoff(self, request, context):
+        """The writer will not write any more, and none of its writes is in flight. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,6 +97,16 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=splash__core_dot_pb_dot_decode__pb2.DecodeRequest.FromString,
                     response_serializer=splash__core_dot_pb_dot_decode__pb2.DecodeEvent.SerializeToString,
+            ),
+            'ClaimLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimLease,
+                    request_deserializer=splash__core_dot_pb_dot_decode__pb2.LeaseClaim.FromString,
+                    response_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.SerializeToString,
+            ),
+            'AbandonHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbandonHandoff,
+                    request_deserializer=splash__core_dot_pb_dot_decode__pb2.HandoffAbandon.FromString,
+                    response_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.SerializeToString,
             ),
             'CompleteHandoff': grpc.unary_unary_rpc_method_handler(
                     servicer.CompleteHandoff,
@@ -105,6 +141,60 @@ class Decode:
             '/splash.v1.Decode/Generate',
             splash__core_dot_pb_dot_decode__pb2.DecodeRequest.SerializeToString,
             splash__core_dot_pb_dot_decode__pb2.DecodeEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splash.v1.Decode/ClaimLease',
+            splash__core_dot_pb_dot_decode__pb2.LeaseClaim.SerializeToString,
+            splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbandonHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splash.v1.Decode/AbandonHandoff',
+            splash__core_dot_pb_dot_decode__pb2.HandoffAbandon.SerializeToString,
+            splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
             options,
             channel_credentials,
             insecure,

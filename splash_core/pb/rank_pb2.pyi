@@ -180,16 +180,18 @@ class PushResult(_message.Message):
     def __init__(self, push: _Optional[int] = ..., rank: _Optional[int] = ..., error: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class RankReady(_message.Message):
-    __slots__ = ("rank", "address", "load_s", "arena_bytes")
+    __slots__ = ("rank", "address", "load_s", "arena_bytes", "process")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: _common_pb2.RankAddress
     load_s: float
     arena_bytes: int
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[_Union[_common_pb2.RankAddress, _Mapping]] = ..., load_s: _Optional[float] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
+    process: _common_pb2.Process
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[_Union[_common_pb2.RankAddress, _Mapping]] = ..., load_s: _Optional[float] = ..., arena_bytes: _Optional[int] = ..., process: _Optional[_Union[_common_pb2.Process, _Mapping]] = ...) -> None: ...
 
 class RankFailure(_message.Message):
     __slots__ = ("rank", "error")

@@ -1,0 +1,267 @@
+"""Wire messages <-> dataclasses, field by field; the only file that sees both.
+
+Invariant: `x_from_pb(x_to_pb(value)) == value` for every value (tests/property/test_codec.py), so a plan that
+a rank executes is exactly the plan that the leader made.
+"""
+
+from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
+from splash_core.layout.layout import Layout
+from splash_core.obs.lifeline import ProcessRef
+from splash_core.pb import common_pb2, rank_pb2
+from splash_core.scheduling.step import (
+    AttentionForm,
+    CpStorage,
+    NewSequence,
+    PromptLogprobs,
+    SampledToken,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    TableUpdate,
+    TokenLogprobs,
+)
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.manifest import Chunk, PageMove, Primitive, SlotRef, SwitchManifest, SwitchMode
+
+
+def sampling_to_pb(value: SamplingParams) -> common_pb2.Sampling:
+    """Sampling parameters for the wire."""
+    return common_pb2.Sampling(
+        temperature=value.temperature,
+        top_k=value.top_k,
+        top_p=value.top_p,
+        min_p=value.min_p,
+        seed=value.seed,
+        presence_penalty=value.presence_penalty,
+        frequency_penalty=value.frequency_penalty,
+        repetition_penalty=value.repetition_penalty,
+        logit_bias=dict(value.logit_bias),
+        logprobs=value.logprobs,
+        prompt_logprobs=value.prompt_logprobs,
+        max_tokens=value.max_tokens,
+        min_tokens=value.min_tokens,
+        stop_token_ids=value.stop_token_ids,
+    )
+
+
+def sampling_from_pb(message: common_pb2.Sampling) -> SamplingParams:
+    """Sampling parameters from the wire; raises `InvalidRequest` on a value out of range."""
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        # A map has no order on the wire; sorted, equal requests are equal values.
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def logprobs_to_pb(value: TokenLogprobs) -> common_pb2.TokenLogprobs:
+    """One token's log-probabilities for the wire."""
+    top = [common_pb2.TopLogprob(token=token, logprob=logprob) for token, logprob in value.top]
+    return common_pb2.TokenLogprobs(token=value.token, logprob=value.logprob, top=top)
+
+
+def logprobs_from_pb(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    """One token's log-probabilities from the wire."""
+    top = tuple((entry.token, entry.logprob) for entry in message.top)
+    return TokenLogprobs(token=message.token, logprob=message.logprob, top=top)
+
+
+def process_to_pb(value: ProcessRef) -> common_pb2.Process:
+    """A process reference for the wire."""
+    return common_pb2.Process(host=value.host, pid=value.pid, start_ticks=value.start_ticks)
+
+
+def process_from_pb(message: common_pb2.Process) -> ProcessRef:
+    """A process reference from the wire."""
+    return ProcessRef(host=message.host, pid=message.pid, start_ticks=message.start_ticks)
+
+
+def manifest_to_pb(value: SwitchManifest) -> rank_pb2.Manifest:
+    """A switch manifest for the wire."""
+    return rank_pb2.Manifest(
+        layout_from=value.layout_from,
+        layout_to=value.layout_to,
+        epoch=value.epoch,
+        weights=value.weights,
+        kv=value.kv,
+        boundary_chunks=[_chunk_to_pb(chunk) for chunk in value.boundary_chunks],
+        layer_chunks=[_chunk_to_pb(chunk) for chunk in value.layer_chunks],
+        released_rank=[ref.rank for ref in value.released],
+        released_slot=[ref.slot for ref in value.released],
+        weight_bytes_per_layer=value.weight_bytes_per_layer,
+        kv_bytes_per_layer=value.kv_bytes_per_layer,
+    )
+
+
+def manifest_from_pb(message: rank_pb2.Manifest) -> SwitchManifest:
+    """A switch manifest from the wire."""
+    released = zip(message.released_rank, message.released_slot, strict=True)
+    return SwitchManifest(
+        layout_from=Layout(message.layout_from),
+        layout_to=Layout(message.layout_to),
+        epoch=Epoch(message.epoch),
+        weights=Primitive(message.weights),
+        kv=Primitive(message.kv),
+        boundary_chunks=tuple(_chunk_from_pb(chunk) for chunk in message.boundary_chunks),
+        layer_chunks=tuple(_chunk_from_pb(chunk) for chunk in message.layer_chunks),
+        released=tuple(SlotRef(RankId(rank), SlotId(slot)) for rank, slot in released),
+        weight_bytes_per_layer=message.weight_bytes_per_layer,
+        kv_bytes_per_layer=tuple(message.kv_bytes_per_layer),
+    )
+
+
+def _chunk_to_pb(chunk: Chunk) -> rank_pb2.PageMoves:
+    return rank_pb2.PageMoves(
+        page=[move.page for move in chunk],
+        src=[move.src for move in chunk],
+        src_slot=[move.src_slot for move in chunk],
+        dst=[move.dst for move in chunk],
+        dst_slot=[move.dst_slot for move in chunk],
+    )
+
+
+def _chunk_from_pb(message: rank_pb2.PageMoves) -> Chunk:
+    columns = (message.page, message.src, message.src_slot, message.dst, message.dst_slot)
+    return tuple(
+        PageMove(PageId(page), RankId(src), SlotId(src_slot), RankId(dst), SlotId(dst_slot))
+        for page, src, src_slot, dst, dst_slot in zip(*columns, strict=True)
+    )
+
+
+def plan_to_pb(value: StepPlan) -> rank_pb2.StepPlan:
+    """A step plan for the wire."""
+    return rank_pb2.StepPlan(
+        step=value.step,
+        epoch=value.epoch,
+        layout=value.layout,
+        sequences=[
+            rank_pb2.SequenceStep(seq=row.seq, start=row.start, tokens=row.tokens, sample=row.sample)
+            for row in value.sequences
+        ],
+        started=[
+            rank_pb2.NewSequence(
+                seq=new.seq,
+                sampling=sampling_to_pb(new.sampling),
+                tokens=new.tokens,
+                num_prompt=new.num_prompt,
+            )
+            for new in value.started
+        ],
+        tables=[_table_to_pb(table) for table in value.tables],
+        finished=value.finished,
+        manifest=None if value.manifest is None else manifest_to_pb(value.manifest),
+        mode=value.mode,
+        form=value.form,
+        cp_storage=value.cp_storage,
+    )
+
+
+def plan_from_pb(message: rank_pb2.StepPlan, *, num_ranks: int) -> StepPlan:
+    """A step plan from the wire.
+
+    Args:
+        message: the wire form.
+        num_ranks: T, the row length of its page tables.
+    """
+    return StepPlan(
+        step=StepId(message.step),
+        epoch=Epoch(message.epoch),
+        layout=Layout(message.layout),
+        sequences=tuple(
+            SequenceStep(seq=SeqId(row.seq), start=row.start, tokens=tuple(row.tokens), sample=row.sample)
+            for row in message.sequences
+        ),
+        started=tuple(
+            NewSequence(
+                seq=SeqId(new.seq),
+                sampling=sampling_from_pb(new.sampling),
+                tokens=tuple(new.tokens),
+                num_prompt=new.num_prompt,
+            )
+            for new in message.started
+        ),
+        tables=tuple(_table_from_pb(table, num_ranks) for table in message.tables),
+        finished=tuple(SeqId(seq) for seq in message.finished),
+        manifest=manifest_from_pb(message.manifest) if message.HasField("manifest") else None,
+        mode=SwitchMode(message.mode),
+        form=AttentionForm(message.form),
+        cp_storage=CpStorage(message.cp_storage),
+    )
+
+
+def _table_to_pb(value: TableUpdate) -> rank_pb2.TableUpdate:
+    flat = [slot for row in value.slots for slot in row]
+    return rank_pb2.TableUpdate(
+        seq=value.seq, first_page=value.first_page, num_pages=len(value.slots), slots=flat
+    )
+
+
+def _table_from_pb(message: rank_pb2.TableUpdate, num_ranks: int) -> TableUpdate:
+    flat = tuple(message.slots)
+    rows = tuple(flat[page * num_ranks : (page + 1) * num_ranks] for page in range(message.num_pages))
+    return TableUpdate(seq=SeqId(message.seq), first_page=message.first_page, slots=rows)
+
+
+def result_to_pb(value: StepResult) -> rank_pb2.StepResult:
+    """A rank's step result for the wire."""
+    return rank_pb2.StepResult(
+        step=value.step,
+        rank=value.rank,
+        tokens=[
+            rank_pb2.SampledToken(
+                seq=drawn.seq,
+                token=drawn.token,
+                logprobs=None if drawn.logprobs is None else logprobs_to_pb(drawn.logprobs),
+            )
+            for drawn in value.tokens
+        ],
+        prompt_logprobs=[
+            rank_pb2.PromptLogprobs(
+                seq=part.seq,
+                first_position=part.first_position,
+                entries=[logprobs_to_pb(entry) for entry in part.entries],
+            )
+            for part in value.prompt_logprobs
+        ],
+        switch_bytes_received=value.switch_bytes_received,
+        total_s=value.times.total_s,
+        switch_wait_s=value.times.switch_wait_s,
+    )
+
+
+def result_from_pb(message: rank_pb2.StepResult) -> StepResult:
+    """A rank's step result from the wire."""
+    return StepResult(
+        step=StepId(message.step),
+        rank=RankId(message.rank),
+        tokens=tuple(
+            SampledToken(
+                seq=SeqId(drawn.seq),
+                token=drawn.token,
+                logprobs=logprobs_from_pb(drawn.logprobs) if drawn.HasField("logprobs") else None,
+            )
+            for drawn in message.tokens
+        ),
+        prompt_logprobs=tuple(
+            PromptLogprobs(
+                seq=SeqId(part.seq),
+                first_position=part.first_position,
+                entries=tuple(logprobs_from_pb(entry) for entry in part.entries),
+            )
+            for part in message.prompt_logprobs
+        ),
+        switch_bytes_received=message.switch_bytes_received,
+        times=StepTimes(total_s=message.total_s, switch_wait_s=message.switch_wait_s),
+    )

@@ -1,0 +1,80 @@
+"""An error raised by a server arrives at its client as the same class with the same fields."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from splash_core import errors
+from splash_core.pb import control_pb2, control_pb2_grpc
+from splash_core.rpc.errors import abort, detail_of, from_detail, from_rpc_error, status_of
+
+CASES: list[tuple[errors.SplashError, grpc.StatusCode]] = [
+    (errors.InvalidRequest("top_p 3", param="top_p", code="bad"), grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.ContextTooLong("9000 tokens", param="messages"), grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.NotFound("no model x", param="model", code="model_not_found"), grpc.StatusCode.NOT_FOUND),
+    (errors.Overloaded("queue full", retry_after_s=2.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.Unavailable("draining"), grpc.StatusCode.UNAVAILABLE),
+    (errors.GroupFailed("rank 1 died"), grpc.StatusCode.UNAVAILABLE),
+    (errors.DeadlineExceeded("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.Conflict("needs 3 slots, 1 free"), grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Infeasible("too long", nearest="4096"), grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.InvariantBroken("bug"), grpc.StatusCode.INTERNAL),
+]
+
+
+@pytest.mark.parametrize(("error", "status"), CASES, ids=lambda case: type(case).__name__)
+def test_detail_rebuilds_the_error(error: errors.SplashError, status: grpc.StatusCode) -> None:
+    assert status_of(error) is status
+    rebuilt = from_detail(detail_of(error))
+    assert type(rebuilt) is type(error)
+    assert str(rebuilt) == str(error)
+    assert rebuilt.__dict__ == error.__dict__
+
+
+class _Refusing(control_pb2_grpc.ControlServicer):
+    def __init__(self, error: errors.SplashError) -> None:
+        self._error = error
+
+    async def Describe(  # noqa: N802
+        self, request: control_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GroupDescription:
+        await abort(context, self._error)
+        raise AssertionError("abort returned")
+
+
+async def _call(error: errors.SplashError) -> errors.SplashError:
+    server = grpc.aio.server()
+    control_pb2_grpc.add_ControlServicer_to_server(_Refusing(error), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.RpcError) as raised:
+                await control_pb2_grpc.ControlStub(channel).Describe(control_pb2.DescribeRequest())
+            return from_rpc_error(raised.value, peer="decode-0")
+    finally:
+        await server.stop(None)
+
+
+def test_fields_survive_a_real_call() -> None:
+    # A thread of its own keeps the event loop away from whatever loop the test runner has.
+    with ThreadPoolExecutor(1) as pool:
+        arrived = pool.submit(lambda: asyncio.run(_call(CASES[3][0]))).result()
+    assert isinstance(arrived, errors.Overloaded)
+    assert arrived.retry_after_s == 2.5
+    assert str(arrived) == "queue full"
+
+
+def test_a_dead_peer_is_unavailable_and_named() -> None:
+    async def call() -> errors.SplashError:
+        async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+            with pytest.raises(grpc.RpcError) as raised:
+                await control_pb2_grpc.ControlStub(channel).Describe(control_pb2.DescribeRequest(), timeout=5)
+            return from_rpc_error(raised.value, peer="decode-0")
+
+    with ThreadPoolExecutor(1) as pool:
+        arrived = pool.submit(lambda: asyncio.run(call())).result()
+    assert isinstance(arrived, errors.Unavailable)
+    assert "decode-0" in str(arrived)
