@@ -11,8 +11,9 @@ Order of execution on every rank:
    `layer_chunks` restricted to layer i.
 
 Within one chunk every source is read into staging before any destination is written, so a chunk may
-write slots that it also reads (a slot is handed over layer by layer). A later chunk must never read a
-slot that an earlier one wrote.
+write slots that it also reads (a slot is handed over layer by layer). A chunk reads a slot that an
+earlier *boundary* chunk wrote only for the very page that was put there (a page evacuated, or parked to
+break a cycle); it never reads a slot that an earlier layer chunk wrote.
 """
 
 import hashlib
@@ -75,7 +76,7 @@ class SwitchManifest:
     boundary_chunks: tuple[Chunk, ...] = ()
     layer_chunks: tuple[Chunk, ...] = ()
     released: tuple[SlotRef, ...] = ()
-    """Slots that hold nothing after the switch though they did before; sorted."""
+    """Slots that hold nothing after the switch though they held a page before or meanwhile; sorted."""
     weight_bytes_per_layer: int = 0
     """Received per rank per layer."""
     kv_bytes_per_layer: tuple[int, ...] = ()

@@ -1,0 +1,223 @@
+"""Who holds which KV page: one table for all ranks of a group, kept by the group's leader.
+
+Ownership is stored per page, as one copy per holding rank, so layouts, striping, per-request owner sets
+and shared prefixes are all the same table. Invariant (`check_integrity`): no slot has two users, no page
+has two copies on a rank, and used slots are exactly the copies of live pages.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from splash_core.errors import InvariantBroken
+from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.change import OwnershipChange
+from splash_core.layout.layout import KvPlacement
+from splash_core.layout.pages import SlotPool
+from splash_core.layout.slots import ArenaMap
+
+NO_SLOT = -1
+"""In a row: the rank has no copy of the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """One copy of a page. It is stale once the slot's generation has moved on."""
+
+    rank: RankId
+    slot: SlotId
+    generation: int
+
+
+@dataclass(slots=True)
+class _Page:
+    slots: dict[RankId, SlotId]
+    references: int = 1
+    pins: int = 0
+
+
+class PageTable:
+    """The pages of a group and the slot pools of its ranks."""
+
+    def __init__(self, arena: ArenaMap) -> None:
+        self.arena = arena
+        self.pools: tuple[SlotPool, ...] = tuple(
+            SlotPool(ordinary=arena.ordinary, borrowed=arena.borrowed) for _ in range(arena.num_ranks)
+        )
+        self._pages: dict[PageId, _Page] = {}
+        self._next_page = 0
+
+    @property
+    def num_ranks(self) -> int:
+        """T."""
+        return len(self.pools)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that hold slots, quarantined ones included."""
+        return len(self._pages)
+
+    @property
+    def pages(self) -> tuple[PageId, ...]:
+        """All pages that hold slots, in order of creation."""
+        return tuple(self._pages)
+
+    def new_page(self, ranks: Sequence[RankId], *, allow_borrowed: bool) -> PageId | None:
+        """A page with one reference and a copy on each of `ranks`; None, and no change, if one is full."""
+        if not ranks or len(set(ranks)) != len(ranks):
+            raise InvariantBroken(f"a page needs distinct ranks, got {tuple(ranks)}")
+        if any(self.free_slots(rank, allow_borrowed=allow_borrowed) == 0 for rank in ranks):
+            return None
+        slots: dict[RankId, SlotId] = {}
+        for rank in sorted(ranks):
+            slot = self.pools[rank].allocate(allow_borrowed=allow_borrowed)
+            assert slot is not None  # free_slots said so
+            slots[rank] = slot
+        page = PageId(self._next_page)
+        self._next_page += 1
+        self._pages[page] = _Page(slots=slots)
+        return page
+
+    def copies(self, page: PageId) -> tuple[PageCopy, ...]:
+        """The page's copies in rank order."""
+        slots = self._page(page).slots
+        return tuple(
+            PageCopy(rank, slots[rank], self.pools[rank].generation(slots[rank])) for rank in sorted(slots)
+        )
+
+    def ranks(self, page: PageId) -> tuple[RankId, ...]:
+        """The ranks that hold the page, ascending."""
+        return tuple(sorted(self._page(page).slots))
+
+    def row(self, page: PageId) -> tuple[int, ...]:
+        """The page's slot on each rank, `[T]`, `NO_SLOT` where it has no copy."""
+        slots = self._page(page).slots
+        return tuple(slots.get(RankId(rank), NO_SLOT) for rank in range(self.num_ranks))
+
+    def is_current(self, copy: PageCopy) -> bool:
+        """True while the slot still holds what it held when `copy` was made."""
+        pool = self.pools[copy.rank]
+        return pool.is_used(copy.slot) and pool.generation(copy.slot) == copy.generation
+
+    def references(self, page: PageId) -> int:
+        """How many users share the page; 0 for one that is quarantined."""
+        return self._page(page).references
+
+    def share(self, page: PageId) -> None:
+        """One more user of a page."""
+        entry = self._page(page)
+        if entry.references == 0:
+            raise InvariantBroken(f"page {page} is quarantined and cannot be shared")
+        entry.references += 1
+
+    def release(self, page: PageId) -> None:
+        """One user less. The last one frees the slots, or quarantines them until the last `unpin`."""
+        entry = self._page(page)
+        if entry.references == 0:
+            raise InvariantBroken(f"page {page} is released more often than shared")
+        entry.references -= 1
+        self._drop_if_unused(page, entry)
+
+    def pin(self, page: PageId) -> None:
+        """Someone outside may still write or read the page: it must not move, be freed or be overwritten."""
+        self._page(page).pins += 1
+
+    def unpin(self, page: PageId) -> None:
+        """Undo one `pin`, on proof that the outside access has ended."""
+        entry = self._page(page)
+        if entry.pins == 0:
+            raise InvariantBroken(f"page {page} is unpinned more often than pinned")
+        entry.pins -= 1
+        self._drop_if_unused(page, entry)
+
+    def is_pinned(self, page: PageId) -> bool:
+        """True while some pin is left."""
+        return self._page(page).pins > 0
+
+    def quarantined(self, rank: RankId) -> int:
+        """Slots of a rank that nobody uses but that an outside writer may still reach."""
+        return sum(rank in entry.slots for entry in self._pages.values() if entry.references == 0)
+
+    def free_slots(self, rank: RankId, *, allow_borrowed: bool) -> int:
+        """Pages that could still be placed on a rank."""
+        return self.pools[rank].free_slots(allow_borrowed=allow_borrowed)
+
+    def apply(self, manifest: OwnershipChange) -> None:
+        """Record an executed manifest: copies are where it put them, vacated slots are free.
+
+        Generations grow for every slot whose page has left it.
+
+        Raises:
+            InvariantBroken: the manifest does not fit this table (and the table is then unusable).
+        """
+        before = self._users()
+        after = dict(before)
+        for move in manifest.moves:
+            after[move.dst, move.dst_slot] = move.page
+            if move.src == move.dst and after.get((move.src, move.src_slot)) == move.page:
+                del after[move.src, move.src_slot]
+        for ref in manifest.released:
+            after.pop((ref.rank, ref.slot), None)
+        changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        for rank, slot in changed:
+            if (rank, slot) in before:
+                self.pools[rank].free(slot)
+                del self._pages[before[rank, slot]].slots[rank]
+        for rank, slot in changed:
+            if (rank, slot) in after:
+                self._place(after[rank, slot], rank, slot)
+        self.check_integrity()
+
+    def check_integrity(self) -> None:
+        """Prove the invariant of this module.
+
+        Raises:
+            InvariantBroken: names the rank, slot or page at fault.
+        """
+        users = self._users()
+        for rank, pool in enumerate(self.pools):
+            pool.check_integrity()
+            used = [slot for owner, slot in users if owner == rank]
+            if len(used) != pool.num_used or not all(map(pool.is_used, used)):
+                raise InvariantBroken(f"rank {rank}: {pool.num_used} slots in use, {len(used)} held by pages")
+        for page, entry in self._pages.items():
+            if not entry.slots or entry.references + entry.pins == 0:
+                raise InvariantBroken(f"page {page} has {len(entry.slots)} copies and no user")
+
+    def _page(self, page: PageId) -> _Page:
+        entry = self._pages.get(page)
+        if entry is None:
+            raise InvariantBroken(f"page {page} does not exist (any more)")
+        return entry
+
+    def _drop_if_unused(self, page: PageId, entry: _Page) -> None:
+        if entry.references == 0 and entry.pins == 0:
+            for rank in sorted(entry.slots):
+                self.pools[rank].free(entry.slots[rank])
+            del self._pages[page]
+
+    def _place(self, page: PageId, rank: RankId, slot: SlotId) -> None:
+        entry = self._page(page)
+        if rank in entry.slots:
+            raise InvariantBroken(f"page {page} twice on rank {rank}: slots {entry.slots[rank]}, {slot}")
+        self.pools[rank].take(slot)
+        entry.slots[rank] = slot
+
+    def _users(self) -> dict[tuple[RankId, SlotId], PageId]:
+        users: dict[tuple[RankId, SlotId], PageId] = {}
+        for page, entry in self._pages.items():
+            for rank, slot in entry.slots.items():
+                if (rank, slot) in users:
+                    raise InvariantBroken(f"rank {rank} slot {slot}: pages {users[rank, slot]} and {page}")
+                users[rank, slot] = page
+        return users
+
+
+def wanted_ranks(
+    placed: Iterable[tuple[Sequence[PageId], KvPlacement]],
+) -> dict[PageId, tuple[RankId, ...]]:
+    """Where placements want the pages of their sequences; a page that is shared, on the union."""
+    wanted: dict[PageId, set[RankId]] = {}
+    for pages, placement in placed:
+        for index, page in enumerate(pages):
+            wanted.setdefault(page, set()).update(placement.ranks_of_page(index))
+    return {page: tuple(sorted(ranks)) for page, ranks in wanted.items()}

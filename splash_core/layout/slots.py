@@ -1,0 +1,167 @@
+"""Where weights and KV pages live in a rank's one allocation (design §3).
+
+The arena is cut into slots of one KV page each. Every head-indexed projection has a fixed place in which
+its own shard ends on a slot boundary and the other ranks' shards follow, so the sharded view is a prefix
+of the replicated view. Slots that lie wholly inside "the others" are *borrowed*: they hold weights in a
+replicated layout and KV pages in a sharded one. Invariant: ordinary and borrowed slots are disjoint, and
+no ordinary slot overlaps a matrix.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from splash_core.errors import ConfigError, Infeasible
+from splash_core.ids import SlotId
+from splash_core.layout.layout import Matrix
+from splash_core.spec.model import ModelSpec
+from splash_core.units import format_bytes
+
+
+def page_bytes(spec: ModelSpec, *, page_size: int, elem_bytes: int) -> int:
+    """Bytes of one page over all layers, which is one slot."""
+    return spec.num_mla_layers * page_size * spec.kv_row * elem_bytes
+
+
+def matrix_elements(spec: ModelSpec, matrix: Matrix) -> int:
+    """Elements of one head-indexed projection of one layer, all heads."""
+    if matrix is Matrix.Q_B:
+        return spec.heads * spec.qk_dim * spec.q_in
+    if matrix is Matrix.KV_B:
+        return spec.heads * (spec.nope_dim + spec.v_dim) * spec.kv_lora_rank
+    return spec.heads * spec.v_dim * spec.hidden
+
+
+def can_shard(spec: ModelSpec, num_ranks: int) -> bool:
+    """True when the heads split evenly over the ranks."""
+    return spec.heads % num_ranks == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixPlace:
+    """The fixed place of one projection matrix, in bytes from the start of the arena."""
+
+    layer: int
+    matrix: Matrix
+    offset: int
+    own_bytes: int
+    """This rank's shard, first; it ends on a slot boundary."""
+    full_bytes: int
+    """All shards, in rotated head order: rank j stores the heads of rank j, j+1, … mod T."""
+    borrowed: tuple[SlotId, ...]
+    """Slots wholly inside the other ranks' shards."""
+
+    @property
+    def own_end(self) -> int:
+        """First byte after the own shard."""
+        return self.offset + self.own_bytes
+
+    @property
+    def end(self) -> int:
+        """First byte after the whole matrix."""
+        return self.offset + self.full_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaMap:
+    """The slot map of a rank's arena; identical on every rank of a group."""
+
+    num_ranks: int
+    num_layers: int
+    page_size: int
+    """Tokens per page."""
+    slot_bytes: int
+    num_slots: int
+    """Slots of the whole arena: slot ids index `arena.view(num_slots, L, page_size, r+p)`."""
+    places: Mapping[tuple[int, Matrix], MatrixPlace]
+    ordinary: tuple[SlotId, ...]
+    borrowed: tuple[SlotId, ...]
+    gap_bytes: int
+    """Bytes of the weights region that hold no weight even when all projections are replicated."""
+    arena_bytes: int
+    """A whole number of slots."""
+
+    @classmethod
+    def build(
+        cls, spec: ModelSpec, *, num_ranks: int, page_size: int, elem_bytes: int, arena_bytes: int
+    ) -> "ArenaMap":
+        """Lay the weights of `spec` and as many slots as fit into `arena_bytes`, rounded down to slots.
+
+        Raises:
+            Infeasible: the weights and one ordinary slot do not fit; names the bytes that would.
+            ConfigError: an argument is not positive.
+        """
+        for name, value in (("num_ranks", num_ranks), ("page_size", page_size), ("elem_bytes", elem_bytes)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        slot = page_bytes(spec, page_size=page_size, elem_bytes=elem_bytes)
+        places = place_matrices(spec, num_ranks=num_ranks, slot_bytes=slot, elem_bytes=elem_bytes)
+        weights_end = max((place.end for place in places.values()), default=0)
+        region_slots = -(-weights_end // slot)
+        num_slots = arena_bytes // slot
+        if num_slots <= region_slots:
+            least = (region_slots + 1) * slot
+            raise Infeasible(
+                f"an arena of {arena_bytes} bytes ({format_bytes(arena_bytes)}) cannot hold the projections "
+                f"({region_slots * slot} bytes with gaps) and one page of {slot} bytes",
+                nearest=f"{least} bytes ({format_bytes(least)})",
+            )
+        full = sum(place.full_bytes for place in places.values())
+        return cls(
+            num_ranks=num_ranks,
+            num_layers=spec.num_mla_layers,
+            page_size=page_size,
+            slot_bytes=slot,
+            num_slots=num_slots,
+            places=MappingProxyType(places),
+            ordinary=tuple(SlotId(slot_id) for slot_id in range(region_slots, num_slots)),
+            borrowed=tuple(slot_id for place in places.values() for slot_id in place.borrowed),
+            gap_bytes=region_slots * slot - full,
+            arena_bytes=num_slots * slot,
+        )
+
+    @property
+    def layer_slice_bytes(self) -> int:
+        """Bytes of one layer of one page: what a layer chunk moves per page."""
+        return self.slot_bytes // self.num_layers
+
+    @property
+    def gather_bytes_per_layer(self) -> int:
+        """Bytes a rank receives per layer when all projections are gathered: W·(1 - 1/T)."""
+        layer_places = (place for (layer, _), place in self.places.items() if layer == 0)
+        return sum(place.full_bytes - place.own_bytes for place in layer_places)
+
+    @property
+    def lost_bytes(self) -> int:
+        """Bytes of the weights region that are neither own shard nor borrowed slot in a sharded layout."""
+        own = sum(place.own_bytes for place in self.places.values())
+        region_end = self.ordinary[0] * self.slot_bytes
+        return region_end - own - len(self.borrowed) * self.slot_bytes
+
+
+def place_matrices(
+    spec: ModelSpec, *, num_ranks: int, slot_bytes: int, elem_bytes: int
+) -> dict[tuple[int, Matrix], MatrixPlace]:
+    """Places of all projections, layer by layer; each starts at the lowest offset that is aligned as above.
+
+    Heads that do not split over the ranks are never sharded: own shard = whole matrix, nothing borrowed.
+    """
+    shards = num_ranks if can_shard(spec, num_ranks) else 1
+    places: dict[tuple[int, Matrix], MatrixPlace] = {}
+    end = 0
+    for layer in range(spec.num_mla_layers):
+        for matrix in Matrix:
+            full = matrix_elements(spec, matrix) * elem_bytes
+            own = full // shards
+            offset = end + (-(end + own)) % slot_bytes
+            first = (offset + own) // slot_bytes
+            end = offset + full
+            places[layer, matrix] = MatrixPlace(
+                layer=layer,
+                matrix=matrix,
+                offset=offset,
+                own_bytes=own,
+                full_bytes=full,
+                borrowed=tuple(SlotId(slot) for slot in range(first, end // slot_bytes)),
+            )
+    return places
