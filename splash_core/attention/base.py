@@ -1,0 +1,25 @@
+"""The one interface of the four layouts."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from splash_core.attention.batch import Batch
+from splash_core.attention.context import RankContext
+
+
+class LayoutAttention(ABC):
+    """Attention of one step in one layout.
+
+    Made once per step: the constructor turns the batch into indices and counts, `forward` is called for
+    each layer. A layout gets the normalised hidden rows at home on this rank and returns the attention
+    block's output for the same rows; everything that crosses ranks in between is its own business.
+    """
+
+    def __init__(self, ctx: RankContext, batch: Batch) -> None:
+        self.ctx = ctx
+        self.batch = batch
+
+    @abstractmethod
+    def forward(self, layer: int, x_ND: Tensor) -> Tensor:
+        """`[N_j, d]` normalised home rows → `[N_j, d]` attention output, bias included."""

@@ -1,0 +1,164 @@
+"""A step's rows as tensors: built once per step from the plan and the mirrored page tables.
+
+Every rank builds the same batch (only `rank` differs), so all counts that collectives need are known
+everywhere without asking. Rows are home-major (see `layout.homes`).
+
+Legend: N rows of the step, T ranks, P page size.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from splash_core.ids import RankId, SeqId
+from splash_core.layout.forms import AttentionForm, CpStorage
+from splash_core.layout.homes import Homes, RowsOfSequence, assign_homes
+from splash_core.layout.layout import RULES
+from splash_core.scheduling.step import NO_SLOT, StepPlan
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSequence:
+    """One sequence's part of the step."""
+
+    seq: SeqId
+    start: int
+    """Tokens cached before this step."""
+    count: int
+    """Rows in this step."""
+    sample: bool
+    table_PT: IntArray
+    """`[pages, T]`: slot of each page on each rank, or NO_SLOT."""
+
+    @property
+    def end(self) -> int:
+        """Tokens cached after this step."""
+        return self.start + self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """All rows of a step, in home-major order."""
+
+    rank: RankId
+    num_ranks: int
+    page_size: int
+    form: AttentionForm
+    cp_storage: CpStorage
+    sequences: tuple[BatchSequence, ...]
+    counts: tuple[int, ...]
+    """Rows at home on each rank."""
+    sequence_N: IntArray
+    """Index into `sequences` of each row."""
+    position_N: IntArray
+    tokens_N: Tensor
+    """int64, on the compute device."""
+    positions_N: Tensor
+    """int64, on the compute device."""
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return len(self.position_N)
+
+    @property
+    def home(self) -> slice:
+        """This rank's rows among the N."""
+        return self.rows_of(self.rank)
+
+    def rows_of(self, rank: int) -> slice:
+        """The rows at home on `rank`."""
+        first = sum(self.counts[:rank])
+        return slice(first, first + self.counts[rank])
+
+    def slots_on(self, rank: int) -> IntArray:
+        """`[N]`: the slot on `rank` where each row's KV belongs, or NO_SLOT."""
+        slots_N = np.full(self.num_rows, NO_SLOT, dtype=np.int64)
+        for index, sequence in enumerate(self.sequences):
+            rows = self.sequence_N == index
+            slots_N[rows] = sequence.table_PT[self.position_N[rows] // self.page_size, rank]
+        return slots_N
+
+    def holders_NT(self) -> NDArray[np.bool_]:
+        """`[N, T]`: which ranks hold any visible key of each row's sequence."""
+        holders_ST = np.zeros((len(self.sequences), self.num_ranks), dtype=np.bool_)
+        for index, sequence in enumerate(self.sequences):
+            pages = -(-sequence.end // self.page_size)
+            holders_ST[index] = (sequence.table_PT[:pages] != NO_SLOT).any(axis=0)
+        return holders_ST[self.sequence_N]
+
+
+def build_batch(
+    plan: StepPlan,
+    tables: Mapping[SeqId, IntArray],
+    *,
+    rank: RankId,
+    num_ranks: int,
+    page_size: int,
+    device: torch.device,
+) -> Batch:
+    """The batch of a plan, given each sequence's mirrored page table `[pages, T]`."""
+    sequences = tuple(
+        BatchSequence(
+            seq=step.seq,
+            start=step.start,
+            count=len(step.tokens),
+            sample=step.sample,
+            table_PT=tables[step.seq],
+        )
+        for step in plan.sequences
+    )
+    homes = assign_homes(
+        RULES[plan.layout].history,
+        [_rows(sequence, page_size) for sequence in sequences],
+        num_ranks=num_ranks,
+        page_size=page_size,
+    )
+    sequence_N, position_N, tokens_N = _flatten(plan, homes)
+    return Batch(
+        rank=rank,
+        num_ranks=num_ranks,
+        page_size=page_size,
+        form=plan.form,
+        cp_storage=plan.cp_storage,
+        sequences=sequences,
+        counts=tuple(sum(run.count for run in ranges) for ranges in homes),
+        sequence_N=sequence_N,
+        position_N=position_N,
+        tokens_N=torch.from_numpy(tokens_N).to(device),
+        positions_N=torch.from_numpy(position_N).to(device),
+    )
+
+
+def _rows(sequence: BatchSequence, page_size: int) -> RowsOfSequence:
+    first, last = sequence.start // page_size, (sequence.end - 1) // page_size
+    # argmax of a boolean row is the first rank that holds the page.
+    holders = (sequence.table_PT[first : last + 1] != NO_SLOT).argmax(axis=1)
+    return RowsOfSequence(
+        start=sequence.start,
+        count=sequence.count,
+        page_holders=tuple(RankId(int(holder)) for holder in holders),
+    )
+
+
+def _flatten(plan: StepPlan, homes: Homes) -> tuple[IntArray, IntArray, IntArray]:
+    index: list[int] = []
+    positions: list[int] = []
+    tokens: list[int] = []
+    for ranges in homes:
+        for run in ranges:
+            step = plan.sequences[run.sequence]
+            index.extend([run.sequence] * run.count)
+            positions.extend(range(step.start + run.first, step.start + run.first + run.count))
+            tokens.extend(step.tokens[run.first : run.first + run.count])
+    return (
+        np.asarray(index, dtype=np.int64),
+        np.asarray(positions, dtype=np.int64),
+        np.asarray(tokens, dtype=np.int64),
+    )

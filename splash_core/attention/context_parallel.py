@@ -1,0 +1,146 @@
+"""CP: replicated projections, each history striped over the ranks by page.
+
+Two ways to bring queries and keys together (design §4), chosen per step by bytes and named in the plan:
+
+* pass-Q (decode always, and chunks over long histories): rows go to the ranks that hold their history;
+  each attends over its stripe with all heads, applies W_UV (linear, so merging after it is exact), and
+  returns `(out, lse)` in global head order; home merges by log-sum-exp.
+* pass-KV (chunks over short histories): the stripes of one layer are gathered, and rows attend at home.
+
+The four-layout table stripes over all ranks, but nothing here assumes it: any owner set per request works.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splash_core.attention.base import LayoutAttention
+from splash_core.attention.batch import Batch, IntArray
+from splash_core.attention.context import RankContext
+from splash_core.attention.mla import (
+    WritePlaces,
+    absorb,
+    add_output_bias,
+    append_rows,
+    attend_latent,
+    attend_values,
+    head_queries,
+    head_values,
+    latent_queries,
+    latent_rows,
+    project_out,
+)
+from splash_core.attention.routing import RowRoute
+from splash_core.attention.work import paged_work, staged_work
+from splash_core.kernels.reference import gather_keys, merge_by_lse
+from splash_core.layout.layout import Projection
+from splash_core.scheduling.step import NO_SLOT
+
+KIND = Projection.REPLICATED
+
+
+class PassQueries(LayoutAttention):
+    """CP by moving queries: see the module."""
+
+    def __init__(self, ctx: RankContext, batch: Batch) -> None:
+        super().__init__(ctx, batch)
+        written_NT = np.stack([batch.slots_on(rank) != NO_SLOT for rank in range(ctx.num_ranks)], axis=1)
+        self._kv_route = RowRoute(ctx, batch, written_NT)
+        self._places = WritePlaces(batch, self._kv_route.received_N, ctx.device)
+        self._q_route = RowRoute(ctx, batch, batch.holders_NT())
+        asked_N = self._q_route.received_N
+        self._work = paged_work(batch, asked_N, ctx.device)
+        self._asked_positions_N = batch.positions_N[torch.from_numpy(asked_N).to(ctx.device)]
+
+    def forward(self, layer: int, x_ND: Tensor) -> Tensor:
+        """As the base class says."""
+        ctx = self.ctx
+        kv_NC = latent_rows(ctx, layer, x_ND, self.batch.positions_N[self.batch.home])
+        append_rows(ctx, layer, self._kv_route.send(kv_NC, tag="cp.route_kv_rows"), self._places)
+        q_NQ = self._q_route.send(latent_queries(ctx, layer, x_ND), tag="cp.q_to_owners")
+        q_NHD = head_queries(ctx, layer, q_NQ, self._asked_positions_N, KIND)
+        out_NHr, lse_NH = attend_latent(ctx, layer, absorb(ctx, layer, q_NHD, KIND), self._work)
+        out_NHv = self._merge_at_home(head_values(ctx, layer, out_NHr, KIND), lse_NH)
+        return add_output_bias(ctx, layer, project_out(ctx, layer, out_NHv, KIND))
+
+    def _merge_at_home(self, out_NHv: Tensor, lse_NH: Tensor) -> Tensor:
+        """Owners' `(out, lse)` → merged `[N_j, H, v]` in this rank's head order."""
+        rotation = self.ctx.arena.head_rotation
+        # One message: the lse rides along bit for bit, as one (or, in bf16, two) more values of each head.
+        parts = torch.cat([out_NHv, lse_NH[..., None].view(out_NHv.dtype)], dim=-1).roll(rotation, dims=1)
+        parts = self._q_route.give_back(parts, tag="cp.out_from_owners").roll(-rotation, dims=1)
+        out_NHv, lse_NHx = parts.split([out_NHv.shape[-1], parts.shape[-1] - out_NHv.shape[-1]], dim=-1)
+        lse_NH = lse_NHx.contiguous().view(lse_NH.dtype).squeeze(-1)
+        return merge_by_lse(
+            self._q_route.by_peer(out_NHv, fill=0.0), self._q_route.by_peer(lse_NH, fill=float("-inf"))
+        )
+
+
+class PassKeys(LayoutAttention):
+    """CP by moving keys: see the module."""
+
+    def __init__(self, ctx: RankContext, batch: Batch) -> None:
+        super().__init__(ctx, batch)
+        self._places = WritePlaces(batch, np.arange(batch.num_rows), ctx.device)
+        self._stripes, keys = _history_stripes(batch)
+        self._own_slots = torch.from_numpy(self._stripes[ctx.rank]).to(ctx.device)
+        self._stripe_rows = [len(slots) * batch.page_size for slots in self._stripes]
+        home_N = np.arange(batch.num_rows)[batch.home]
+        self._work = staged_work(batch, home_N, keys, ctx.device)
+
+    def forward(self, layer: int, x_ND: Tensor) -> Tensor:
+        """As the base class says."""
+        ctx, batch = self.ctx, self.batch
+        positions_N = batch.positions_N[batch.home]
+        kv_NC = latent_rows(ctx, layer, x_ND, positions_N)
+        chunk_NC = ctx.comm.all_gather_rows(kv_NC, batch.counts, tag="cp.gather_kv_rows")
+        own_KC = gather_keys(ctx.arena.layer(layer), self._own_slots, self._stripe_rows[ctx.rank])
+        history_KC = ctx.comm.all_gather_rows(own_KC, self._stripe_rows, tag="cp.gather_history")
+        append_rows(ctx, layer, chunk_NC, self._places)
+        q_NHD = head_queries(ctx, layer, latent_queries(ctx, layer, x_ND), positions_N, KIND)
+        out_NHv = attend_values(
+            ctx,
+            layer,
+            q_NHD,
+            self._work,
+            kind=KIND,
+            form=batch.form,
+            staging_KC=torch.cat([history_KC, chunk_NC]),
+        )
+        return add_output_bias(ctx, layer, project_out(ctx, layer, out_NHv, KIND))
+
+
+def _history_stripes(batch: Batch) -> tuple[list[IntArray], dict[int, tuple[IntArray, IntArray]]]:
+    """What each rank sends of the histories, and where each sequence's keys are in the staging tensor.
+
+    Staging holds every rank's whole pages in rank order, then the step's own rows. A page that several
+    ranks hold is sent by the first of them.
+
+    Returns:
+        Slots per rank, and per sequence (staging rows, positions) sorted by position.
+    """
+    slots: list[list[int]] = [[] for _ in range(batch.num_ranks)]
+    found: list[tuple[int, int, int, int]] = []
+    for index, sequence in enumerate(batch.sequences):
+        pages = -(-sequence.start // batch.page_size)
+        for page, row in enumerate(sequence.table_PT[:pages]):
+            holder = int((row != NO_SLOT).argmax())
+            found.append((index, page, holder, len(slots[holder])))
+            slots[holder].append(int(row[holder]))
+    first_row = np.concatenate([[0], np.cumsum([len(held) for held in slots])]) * batch.page_size
+    keys: dict[int, tuple[IntArray, IntArray]] = {}
+    for index, sequence in enumerate(batch.sequences):
+        pages = [
+            (page, int(first_row[holder]) + place * batch.page_size)
+            for owner, page, holder, place in found
+            if owner == index
+        ]
+        offsets = np.arange(batch.page_size)
+        rows = [offsets[: sequence.start - page * batch.page_size] + at for page, at in pages]
+        own_N = (batch.sequence_N == index).nonzero()[0]
+        own_N = own_N[np.argsort(batch.position_N[own_N])]
+        keys[index] = (
+            np.concatenate([*rows, own_N + first_row[-1]]).astype(np.int64),
+            np.arange(sequence.end, dtype=np.int64),
+        )
+    return [np.asarray(held, dtype=np.int64) for held in slots], keys

@@ -1,0 +1,41 @@
+"""DP-attention: replicated projections, each history on its owner; nothing crosses ranks."""
+
+import numpy as np
+from torch import Tensor
+
+from splash_core.attention.base import LayoutAttention
+from splash_core.attention.batch import Batch
+from splash_core.attention.context import RankContext
+from splash_core.attention.mla import (
+    WritePlaces,
+    add_output_bias,
+    append_rows,
+    attend_values,
+    head_queries,
+    latent_queries,
+    latent_rows,
+    project_out,
+)
+from splash_core.attention.work import paged_work
+from splash_core.layout.layout import Projection
+
+
+class DataParallel(LayoutAttention):
+    """See the module. Home is the owner, so a rank appends and attends its home rows."""
+
+    def __init__(self, ctx: RankContext, batch: Batch) -> None:
+        super().__init__(ctx, batch)
+        home_N = np.arange(batch.num_rows)[batch.home]
+        self._work = paged_work(batch, home_N, ctx.device)
+        self._places = WritePlaces(batch, home_N, ctx.device)
+
+    def forward(self, layer: int, x_ND: Tensor) -> Tensor:
+        """As the base class says."""
+        ctx, positions_N = self.ctx, self.batch.positions_N[self.batch.home]
+        append_rows(ctx, layer, latent_rows(ctx, layer, x_ND, positions_N), self._places)
+        q_NQ = latent_queries(ctx, layer, x_ND)
+        q_NHD = head_queries(ctx, layer, q_NQ, positions_N, Projection.REPLICATED)
+        out_NHv = attend_values(
+            ctx, layer, q_NHD, self._work, kind=Projection.REPLICATED, form=self.batch.form
+        )
+        return add_output_bias(ctx, layer, project_out(ctx, layer, out_NHv, Projection.REPLICATED))

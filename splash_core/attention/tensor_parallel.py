@@ -1,0 +1,49 @@
+"""TP: sharded projections, every history on every rank.
+
+Per layer (design §4): all-gather `[q_a | c_kv | k_rope]` rows, append all of them, own H/T heads attend
+over all requests, W_UV and W_O shard, reduce-scatter to homes.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splash_core.attention.base import LayoutAttention
+from splash_core.attention.batch import Batch
+from splash_core.attention.context import RankContext
+from splash_core.attention.mla import (
+    WritePlaces,
+    add_output_bias,
+    append_rows,
+    attend_values,
+    head_queries,
+    latent_queries,
+    latent_rows,
+    project_out,
+)
+from splash_core.attention.work import paged_work
+from splash_core.layout.layout import Projection
+
+
+class TensorParallel(LayoutAttention):
+    """See the module."""
+
+    def __init__(self, ctx: RankContext, batch: Batch) -> None:
+        super().__init__(ctx, batch)
+        rows_N = np.arange(batch.num_rows)
+        self._work = paged_work(batch, rows_N, ctx.device)
+        self._places = WritePlaces(batch, rows_N, ctx.device)
+
+    def forward(self, layer: int, x_ND: Tensor) -> Tensor:
+        """As the base class says."""
+        ctx, batch = self.ctx, self.batch
+        q_NQ = latent_queries(ctx, layer, x_ND)
+        kv_NC = latent_rows(ctx, layer, x_ND, batch.positions_N[batch.home])
+        rows = ctx.comm.all_gather_rows(torch.cat([q_NQ, kv_NC], -1), batch.counts, tag="tp.gather_rows")
+        q_NQ, kv_NC = rows.split([q_NQ.shape[-1], kv_NC.shape[-1]], dim=-1)
+        append_rows(ctx, layer, kv_NC, self._places)
+        q_NHD = head_queries(ctx, layer, q_NQ, batch.positions_N, Projection.SHARDED)
+        out_NHv = attend_values(ctx, layer, q_NHD, self._work, kind=Projection.SHARDED, form=batch.form)
+        partial_ND = project_out(ctx, layer, out_NHv, Projection.SHARDED)
+        out_ND = ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="tp.scatter_out")
+        return add_output_bias(ctx, layer, out_ND)

@@ -1,0 +1,165 @@
+"""One rank: executes step plans and the manifests in them. It decides nothing.
+
+Every rank of a group gets the same plans in the same order; a rank reports the tokens of the rows that
+are at home on it.
+
+Legend: N rows of the step, N_j at home here, M rows whose logits are wanted, V vocabulary.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splash_core.attention.batch import Batch, build_batch
+from splash_core.attention.context import RankContext
+from splash_core.attention.registry import create_attention
+from splash_core.dist.comm import RankComms
+from splash_core.engine.decoder import hidden_rows
+from splash_core.engine.mirror import Mirrors
+from splash_core.engine.output import draw_tokens, score_prompts
+from splash_core.engine.switching import StateMover, SwitchExecution
+from splash_core.errors import InvariantBroken
+from splash_core.ids import Epoch
+from splash_core.kv.arena import Arena
+from splash_core.layout.layout import RULES, Layout, Matrix, Projection
+from splash_core.layout.slots import ArenaMap
+from splash_core.model.rope import RotaryTable, softmax_scale
+from splash_core.model.weights import Checkpoint, load_shard, read_projection
+from splash_core.scheduling.step import PromptLogprobs, SampledToken, StepPlan, StepResult, StepTimes
+from splash_core.spec.model import ModelSpec
+
+
+class RankEngine:
+    """Model shard, arena and mirrors of one rank. Use `load`."""
+
+    def __init__(self, ctx: RankContext, comms: RankComms, layout: Layout) -> None:
+        self.ctx = ctx
+        self._comms = comms
+        self._layout = layout
+        self._epoch = Epoch(0)
+        self._mirrors = Mirrors(ctx.num_ranks)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Path,
+        *,
+        spec: ModelSpec,
+        arena: ArenaMap,
+        memory: Tensor,
+        comms: RankComms,
+        dtype: torch.dtype,
+        layout: Layout,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "RankEngine":
+        """Read this rank's weights; in a replicated layout also the other ranks' projection shards.
+
+        Args:
+            checkpoint: a Hugging Face directory.
+            spec: its model.
+            arena: the slot map, equal on all ranks.
+            memory: `[≥ arena.arena_bytes]` uint8, zero-filled.
+            comms: this rank's communicators.
+            dtype: of weights, activations and KV.
+            layout: the layout to start in.
+            progress: called with (bytes read, bytes to read).
+
+        Raises:
+            ConfigError: the checkpoint does not fit the spec; names what is missing or left over.
+        """
+        spec.check_servable()
+        rank, num_ranks = comms.compute.rank, comms.compute.size
+        views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
+        with Checkpoint.open(checkpoint, progress=progress) as source:
+            weights = load_shard(
+                source, spec, rank=rank, num_ranks=num_ranks, dtype=dtype, device=comms.device
+            )
+            _load_projections(source, views, RULES[layout].projections[Matrix.Q_B])
+            source.check_leftovers(spec)
+        ctx = RankContext(
+            comm=comms.compute,
+            arena=views,
+            spec=spec,
+            weights=weights,
+            rotary=RotaryTable(spec, dtype=dtype, device=comms.device),
+            scale=softmax_scale(spec),
+            device=comms.device,
+            dtype=dtype,
+        )
+        return cls(ctx, comms, layout)
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        """Execute one plan; a failure leaves the rank unusable and is to end the group."""
+        began = time.perf_counter()
+        switch, mover = self._begin_switch(plan)
+        self._mirrors.apply(plan)
+        tokens: tuple[SampledToken, ...] = ()
+        scores: tuple[PromptLogprobs, ...] = ()
+        if plan.sequences:
+            tokens, scores = self._run_rows(plan, switch)
+        if switch is not None:
+            switch.finish()
+        return StepResult(
+            step=plan.step,
+            rank=self.ctx.rank,
+            tokens=tokens,
+            prompt_logprobs=scores,
+            switch_bytes_received=mover.bytes_received,
+            times=StepTimes(
+                total_s=time.perf_counter() - began, switch_wait_s=switch.wait_s if switch else 0.0
+            ),
+        )
+
+    def _begin_switch(self, plan: StepPlan) -> tuple[SwitchExecution | None, StateMover]:
+        mover = StateMover(self.ctx.arena, self._comms.transfer)
+        manifest = plan.manifest
+        expected = self._epoch if manifest is None else manifest.epoch
+        layout = self._layout if manifest is None else manifest.layout_to
+        if plan.epoch != expected or plan.layout != layout:
+            raise InvariantBroken(
+                f"step {plan.step} runs {plan.layout} at epoch {plan.epoch}, "
+                f"this rank is in {layout} at epoch {expected}"
+            )
+        self._epoch, self._layout = plan.epoch, plan.layout
+        if manifest is None:
+            return None, mover
+        switch = SwitchExecution(manifest, plan.mode, mover=mover, arena=self.ctx.arena)
+        switch.start()
+        return switch, mover
+
+    def _run_rows(
+        self, plan: StepPlan, switch: SwitchExecution | None
+    ) -> tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]:
+        ctx = self.ctx
+        batch: Batch = build_batch(
+            plan,
+            self._mirrors.tables(),
+            rank=ctx.rank,
+            num_ranks=ctx.num_ranks,
+            page_size=ctx.arena.map.page_size,
+            device=ctx.device,
+        )
+        attention = create_attention(plan.layout, ctx, batch)
+        hidden_ND = hidden_rows(ctx, batch, attention, _no_wait if switch is None else switch.wait_layer)
+        return (
+            draw_tokens(ctx, batch, self._mirrors, hidden_ND),
+            score_prompts(ctx, batch, self._mirrors, hidden_ND),
+        )
+
+
+def _load_projections(source: Checkpoint, arena: Arena, kind: Projection) -> None:
+    heads = arena.spec.heads // arena.shards
+    wanted = range(arena.shards) if kind is Projection.REPLICATED else (arena.rank % arena.shards,)
+    for layer, matrix in arena.map.places:
+        for owner in wanted:
+            rows = read_projection(source, arena.spec, layer, matrix, owner * heads, (owner + 1) * heads)
+            place = arena.shard(layer, matrix, owner)
+            place.copy_(rows.view(place.shape))
+
+
+def _no_wait(layer: int) -> None:
+    """Without a switch every layer's state is in place."""

@@ -1,0 +1,87 @@
+"""A rank's mirrors of the leader's state: page tables and token histories of live sequences.
+
+Mirrors change only by what a plan says, in the order of plans, so all ranks always agree.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from splash_core.attention.batch import IntArray
+from splash_core.errors import InvariantBroken
+from splash_core.ids import SeqId
+from splash_core.scheduling.step import NewSequence, SequenceStep, StepPlan, TableUpdate
+from splash_core.spec.request import SamplingParams
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceMirror:
+    """What a rank knows of one sequence."""
+
+    sampling: SamplingParams
+    num_prompt: int
+    tokens: list[int]
+    """Prompt, then output; grows as rows arrive."""
+    table_PT: IntArray
+    """`[pages, T]` slots."""
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's token ids."""
+        return self.tokens[: self.num_prompt]
+
+    @property
+    def output(self) -> list[int]:
+        """Generated token ids so far."""
+        return self.tokens[self.num_prompt :]
+
+
+@dataclass(slots=True)
+class Mirrors:
+    """Mirrors of all live sequences of a group."""
+
+    num_ranks: int
+    by_seq: dict[SeqId, SequenceMirror] = field(default_factory=dict)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take over what the plan says of sequences, tables and tokens, before its rows run."""
+        for seq in plan.finished:
+            self.by_seq.pop(seq, None)
+        for new in plan.started:
+            self._start(new)
+        for update in plan.tables:
+            self._update_table(update)
+        for step in plan.sequences:
+            self._take_tokens(step)
+
+    def tables(self) -> dict[SeqId, IntArray]:
+        """Page tables of all live sequences."""
+        return {seq: mirror.table_PT for seq, mirror in self.by_seq.items()}
+
+    def __getitem__(self, seq: SeqId) -> SequenceMirror:
+        try:
+            return self.by_seq[seq]
+        except KeyError:
+            raise InvariantBroken(f"the plan names sequence {seq}, which was never started") from None
+
+    def _start(self, new: NewSequence) -> None:
+        self.by_seq[new.seq] = SequenceMirror(
+            sampling=new.sampling,
+            num_prompt=new.num_prompt,
+            tokens=list(new.tokens),
+            table_PT=np.empty((0, self.num_ranks), dtype=np.int64),
+        )
+
+    def _update_table(self, update: TableUpdate) -> None:
+        mirror = self[update.seq]
+        if update.first_page > len(mirror.table_PT):
+            raise InvariantBroken(
+                f"table of sequence {update.seq} has {len(mirror.table_PT)} pages, "
+                f"the update begins at page {update.first_page}"
+            )
+        pages = np.asarray(update.slots, dtype=np.int64).reshape(-1, self.num_ranks)
+        mirror.table_PT = np.concatenate([mirror.table_PT[: update.first_page], pages])
+
+    def _take_tokens(self, step: SequenceStep) -> None:
+        # Rows are recomputed after a preemption: they repeat known tokens.
+        self[step.seq].tokens[step.start : step.start + len(step.tokens)] = step.tokens

@@ -1,0 +1,156 @@
+"""Executing a manifest on one rank: boundary moves, then each layer's state before the layer computes.
+
+`blocking` moves everything before the step; `overlapped` moves layer after layer on a thread of its own
+while earlier layers compute (paper §4.1). Both run the same code on the same transfer communicator.
+
+Why running ahead is safe: layer i's move touches only layer i's part of any slot, its sources were
+written in earlier steps, and this step writes layer i only after `wait_layer(i)`. Borrowed slots that
+gathered weights fill were cleared by the boundary moves.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from splash_core.dist.comm import Comm, Transfer
+from splash_core.ids import RankId
+from splash_core.kv.arena import Arena
+from splash_core.layout.layout import Matrix
+from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest, SwitchMode
+
+
+class StateMover:
+    """Moves pages and weight shards between ranks' arenas."""
+
+    def __init__(self, arena: Arena, comm: Comm) -> None:
+        self._arena = arena
+        self._comm = comm
+        self.bytes_received = 0
+        """From other ranks, since the mover was made."""
+
+    def move_pages(self, chunk: Chunk, pages: Tensor) -> None:
+        """Execute one chunk: every source is read into staging before any destination is written.
+
+        Args:
+            chunk: the moves of all ranks; this rank does its part. All ranks call with the same chunk.
+            pages: `[S, …]`, the arena or one layer of it.
+        """
+        me = self._comm.rank
+        local = [move for move in chunk if move.src == me == move.dst]
+        kept = pages[_slots(local, "src_slot", pages)]
+        sends, recvs, scatters = [], [], []
+        for peer in range(self._comm.size):
+            outgoing = [move for move in chunk if move.src == me and move.dst == peer != me]
+            if outgoing:
+                sends.append(Transfer(RankId(peer), pages[_slots(outgoing, "src_slot", pages)]))
+            incoming = [move for move in chunk if move.dst == me and move.src == peer != me]
+            if incoming:
+                staging = torch.empty(
+                    (len(incoming), *pages.shape[1:]), dtype=pages.dtype, device=pages.device
+                )
+                recvs.append(Transfer(RankId(peer), staging))
+                scatters.append((_slots(incoming, "dst_slot", pages), staging))
+                self.bytes_received += staging.numel() * staging.element_size()
+        self._comm.exchange(sends, recvs, tag="switch.pages")
+        pages[_slots(local, "dst_slot", pages)] = kept
+        for slots, staging in scatters:
+            pages[slots] = staging
+
+    def gather_weights(self, layer: int) -> None:
+        """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
+        me = self._comm.rank
+        peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
+        shard = self._arena.shard
+        recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers for matrix in Matrix]
+        self._comm.exchange(
+            [Transfer(peer, shard(layer, matrix, me)) for peer in peers for matrix in Matrix],
+            recvs,
+            tag="switch.weights",
+        )
+        self.bytes_received += sum(recv.tensor.numel() * recv.tensor.element_size() for recv in recvs)
+
+
+class SwitchExecution:
+    """One manifest on its way.
+
+    Args:
+        manifest: what to move.
+        mode: blocking or overlapped.
+        mover: this rank's mover.
+        arena: this rank's arena.
+    """
+
+    def __init__(
+        self, manifest: SwitchManifest, mode: SwitchMode, *, mover: StateMover, arena: Arena
+    ) -> None:
+        self._manifest = manifest
+        self._mode = mode
+        self._mover = mover
+        self._arena = arena
+        self._num_layers = arena.spec.layers
+        self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._layers_ready = 0
+        self._thread: threading.Thread | None = None
+        self.wait_s = 0.0
+        """Time that the step has waited for state so far."""
+
+    def start(self) -> None:
+        """Do the boundary moves; then all layers (blocking), or begin them in the background."""
+        began = time.perf_counter()
+        for chunk in self._manifest.boundary_chunks:
+            self._mover.move_pages(chunk, self._arena.pages_SLPC)
+        if self._moves_layers and self._mode is SwitchMode.OVERLAPPED:
+            self._thread = threading.Thread(target=self._run_ahead, name="splash-switch", daemon=True)
+            self._thread.start()
+        else:
+            for layer in range(self._num_layers):
+                self._move_layer(layer)
+            self._layers_ready = self._num_layers
+        self.wait_s += time.perf_counter() - began
+
+    def wait_layer(self, layer: int) -> None:
+        """Return once layer `layer`'s state is in place on this rank.
+
+        Raises:
+            Exception: whatever a transfer failed with; the group is then to end.
+        """
+        began = time.perf_counter()
+        while self._layers_ready <= layer:
+            failure = self._ready.get()
+            if failure is not None:
+                raise failure
+            self._layers_ready += 1
+        self.wait_s += time.perf_counter() - began
+
+    def finish(self) -> None:
+        """Wait for all layers (a step without rows computes none)."""
+        self.wait_layer(self._num_layers - 1)
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def _moves_layers(self) -> bool:
+        return bool(self._manifest.layer_chunks) or self._manifest.weights is Primitive.ALL_GATHER
+
+    def _move_layer(self, layer: int) -> None:
+        if self._manifest.weights is Primitive.ALL_GATHER:
+            self._mover.gather_weights(layer)
+        for chunk in self._manifest.layer_chunks:
+            self._mover.move_pages(chunk, self._arena.layer(layer))
+
+    def _run_ahead(self) -> None:
+        try:
+            with torch.inference_mode():  # thread-local: the step's own does not reach this thread
+                for layer in range(self._num_layers):
+                    self._move_layer(layer)
+                    self._ready.put(None)
+        except Exception as failure:  # handed to the step, which raises it
+            self._ready.put(failure)
+
+
+def _slots(moves: Sequence[PageMove], side: str, pages: Tensor) -> Tensor:
+    return torch.tensor([getattr(move, side) for move in moves], dtype=torch.long, device=pages.device)
