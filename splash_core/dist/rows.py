@@ -31,12 +31,14 @@ def check_counts(counts: Sequence[int], size: int, *, tag: str) -> None:
 
 def sum_in_rank_order(parts_NX: Sequence[Tensor]) -> Tensor:
     """Sum equal-shaped tensors from first to last; half types add up in fp32. The result is fresh."""
-    first = parts_NX[0]
+    first, *rest = parts_NX
+    if not rest:
+        return first.clone()
     half = first.dtype in (torch.bfloat16, torch.float16)
-    total_NX = first.float() if half else first.clone()
-    for part_NX in parts_NX[1:]:
+    total_NX = torch.add(first.float() if half else first, rest[0])
+    for part_NX in rest[1:]:
         total_NX += part_NX
-    return total_NX.to(first.dtype)
+    return total_NX.to(first.dtype) if half else total_NX
 
 
 def offsets_of(counts: Sequence[int]) -> tuple[int, ...]:
