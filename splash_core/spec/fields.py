@@ -38,7 +38,7 @@ class Fields:
     values: Mapping[str, Any]
     where: str = "config.json"
 
-    def raw(self, *names: str) -> Any | None:  # noqa: ANN401
+    def raw(self, *names: str) -> Any | None:
         """The first of `names` (a field and its older spellings) that is present and not null."""
         for name in names:
             value = self.values.get(name)

@@ -1,0 +1,77 @@
+"""Router and routed experts, with the reference's numerics for each family.
+
+Every rank routes all rows (the router is small and whole on each rank) and computes its own experts, so the
+sum over ranks of `moe_ffn` is the layer's output and nothing but rows crosses ranks.
+
+Legend: N rows, D hidden, E experts, G groups, K experts per row.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from splash_core.model.dtypes import at_least_fp32
+from splash_core.model.mlp import dense_ffn, gated_ffn
+from splash_core.model.shards import MoeShard
+from splash_core.spec.model import Family, ModelSpec, MoeSpec
+
+
+def _group_mask(scores_NG: Tensor, moe: MoeSpec) -> Tensor:
+    """True for the experts of each row's best `top_groups` groups: `[N, E]`."""
+    best = scores_NG.topk(moe.top_groups, dim=-1, sorted=False).indices
+    mask_NG = torch.zeros_like(scores_NG, dtype=torch.bool).scatter_(1, best, True)  # noqa: FBT003
+    return mask_NG.repeat_interleave(moe.num_experts // moe.num_groups, dim=1)
+
+
+def _route_v2(logits_NE: Tensor, moe: MoeSpec) -> tuple[Tensor, Tensor]:
+    scores_NE = logits_NE.softmax(dim=-1)
+    if moe.group_limited:
+        group_NG = scores_NE.view(-1, moe.num_groups, moe.num_experts // moe.num_groups).amax(dim=-1)
+        scores_NE = scores_NE.masked_fill(~_group_mask(group_NG, moe), 0.0)
+    weights_NK, ids_NK = scores_NE.topk(moe.top_k, dim=-1, sorted=False)
+    return ids_NK, weights_NK * moe.scale
+
+
+def _route_v3(logits_NE: Tensor, bias_E: Tensor, moe: MoeSpec) -> tuple[Tensor, Tensor]:
+    scores_NE = logits_NE.sigmoid()
+    choice_NE = scores_NE + bias_E
+    if moe.top_groups < moe.num_groups:
+        per_group = moe.num_experts // moe.num_groups
+        best_two = choice_NE.view(-1, moe.num_groups, per_group).topk(min(2, per_group), dim=-1).values
+        choice_NE = choice_NE.masked_fill(~_group_mask(best_two.sum(dim=-1), moe), float("-inf"))
+    ids_NK = choice_NE.topk(moe.top_k, dim=-1, sorted=False).indices
+    weights_NK = scores_NE.gather(1, ids_NK)
+    if moe.normalize_top_k:
+        weights_NK = weights_NK / (weights_NK.sum(dim=-1, keepdim=True) + 1e-20)
+    return ids_NK, weights_NK * moe.scale
+
+
+def route(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    """Each row's experts and their weights: ids `[N, K]`, weights `[N, K]` in at least fp32."""
+    assert spec.moe is not None
+    work = at_least_fp32(x_ND.dtype)
+    logits_NE = F.linear(x_ND.to(work), shard.gate_ED.to(work))
+    if spec.family is Family.V2:
+        return _route_v2(logits_NE, spec.moe)
+    assert shard.correction_bias_E is not None
+    return _route_v3(logits_NE, shard.correction_bias_E.to(work), spec.moe)
+
+
+def moe_ffn(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> Tensor:
+    """This rank's term of the MoE layer's sum over ranks: its experts and its share of the shared ones."""
+    ids_NK, weights_NK = route(x_ND, shard, spec)
+    out_ND = torch.zeros_like(x_ND) if shard.shared is None else dense_ffn(x_ND, shard.shared)
+    # Pairs (row, choice) sorted by expert: one contiguous run of rows for each local expert that has any.
+    order = ids_NK.flatten().argsort(stable=True)
+    rows = order // ids_NK.shape[1]
+    weights = weights_NK.flatten()[order]
+    counts = torch.bincount(ids_NK.flatten(), minlength=shard.gate_ED.shape[0]).tolist()
+    end = sum(counts[: shard.first])
+    for local, count in enumerate(counts[shard.first : shard.last]):
+        start, end = end, end + count
+        if count == 0:
+            continue
+        mine = rows[start:end]
+        y_MD = gated_ffn(x_ND[mine], shard.gate_up[local], shard.down[local])
+        out_ND.index_add_(0, mine, (y_MD * weights[start:end, None]).to(out_ND.dtype))
+    return out_ND
