@@ -22,14 +22,14 @@ Choices = tuple[str, ...]
 
 
 def setting(
-    default: Any,  # noqa: ANN401 - a field's default has the field's type
+    default: Any,
     doc: str,
     *,
     unit: str = "",
     choices: Choices = (),
     planned: Mapping[str, str] | None = None,
     hidden: bool = False,
-) -> Any:  # noqa: ANN401
+) -> Any:
     """A dataclass field with what a user must know of it.
 
     Args:
@@ -57,7 +57,9 @@ class ModelSettings:
     served_model_name: str = setting("", "The name clients use; default: the last part of --model.")
     host: str = setting("127.0.0.1", "Address to listen on.")
     log_format: str = setting("json", "How logs are written.", choices=("json", "plain"))
-    run_dir: str = setting("", "Folder for logs and sockets; default: a new one under $XDG_STATE_HOME/splash.")
+    run_dir: str = setting(
+        "", "Folder for logs and sockets; default: a new one under $XDG_STATE_HOME/splash."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +78,23 @@ class WorkerSettings(ModelSettings):
     kv_bytes: int = setting(
         0, "KV room of a rank in every layout, beside its weights; 0: from free memory.", unit="bytes"
     )
-    max_model_len: int = setting(0, "Longest prompt plus output; 0: what model and pool allow.", unit="tokens")
+    max_model_len: int = setting(
+        0, "Longest prompt plus output; 0: what model and pool allow.", unit="tokens"
+    )
     chunk_tokens: int = setting(512, "Most prompt tokens in one step.", unit="tokens")
     max_running: int = setting(64, "Most sequences that run at once in a group.")
     staging_bytes: int = setting(64 << 20, "Staging of a layout switch, per rank.", unit="bytes")
     queue_requests: int = setting(256, "Most requests that wait in a group before new ones get 429.")
     queue_tokens: int = setting(1 << 20, "Most prompt tokens that wait in a group.", unit="tokens")
-    start_timeout_s: float = setting(600.0, "A group that is not ready by then ends with the cause.", unit="s")
+    start_timeout_s: float = setting(
+        600.0, "A group that is not ready by then ends with the cause.", unit="s"
+    )
     step_timeout_s: float = setting(60.0, "A rank that misses this deadline ends its group.", unit="s")
     push_timeout_s: float = setting(30.0, "Longest time to push one request's pages.", unit="s")
     drain_timeout_s: float = setting(30.0, "Longest time to finish running requests at exit.", unit="s")
-    engine: str = setting("torch", "What computes; fake needs no weights.", choices=("torch", "fake"), hidden=True)
+    engine: str = setting(
+        "torch", "What computes; fake needs no weights.", choices=("torch", "fake"), hidden=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +103,9 @@ class GroupSettings(WorkerSettings):
 
     group: str = setting("", "Name of the group; default: its phase and -0.")
     ranks: int = setting(2, "Ranks of the group, over all its nodes.")
-    layout: str = setting("", "Layout at start; default TP for prefill, DP for decode.", choices=("", *LAYOUTS))
+    layout: str = setting(
+        "", "Layout at start; default TP for prefill, DP for decode.", choices=("", *LAYOUTS)
+    )
     port: int = setting(0, "gRPC port; 0 takes a free one.")
     nnodes: int = setting(1, "Hosts that the group's ranks are spread over.")
     node_rank: int = setting(0, "Which of those hosts this is; 0 runs the leader.")
@@ -206,7 +216,9 @@ def _checked(value: object, field: "dataclasses.Field[Any]", source: str) -> obj
         raise ConfigError(f"{source}: {value!r} is not served by this version: {planned[value]}")
     choices: Choices = field.metadata["choices"]
     if choices and value not in choices:
-        raise ConfigError(f"{source}: {value!r} is not one of {', '.join(choice for choice in choices if choice)}")
+        raise ConfigError(
+            f"{source}: {value!r} is not one of {', '.join(choice for choice in choices if choice)}"
+        )
     return value
 
 

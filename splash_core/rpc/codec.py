@@ -5,12 +5,11 @@ a rank executes is exactly the plan that the leader made.
 """
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
+from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.scheduling.step import (
-    AttentionForm,
-    CpStorage,
     NewSequence,
     PromptLogprobs,
     SampledToken,

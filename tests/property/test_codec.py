@@ -4,12 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
+from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc import codec
 from splash_core.scheduling.step import (
-    AttentionForm,
-    CpStorage,
     NewSequence,
     PromptLogprobs,
     SampledToken,
@@ -74,9 +73,9 @@ MANIFESTS = st.builds(
     kv=st.sampled_from(Primitive),
     boundary_chunks=CHUNKS,
     layer_chunks=CHUNKS,
-    released=st.lists(
-        st.builds(SlotRef, st.integers(0, 7).map(RankId), SMALL.map(SlotId)), max_size=4
-    ).map(tuple),
+    released=st.lists(st.builds(SlotRef, st.integers(0, 7).map(RankId), SMALL.map(SlotId)), max_size=4).map(
+        tuple
+    ),
     weight_bytes_per_layer=st.integers(0, 2**50),
     kv_bytes_per_layer=st.lists(st.integers(0, 2**50), max_size=8).map(tuple),
 )
@@ -102,9 +101,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         started=tuple(
             draw(
                 st.lists(
-                    st.builds(
-                        NewSequence, seq=SEQS, sampling=samplings(), tokens=tokens, num_prompt=SMALL
-                    ),
+                    st.builds(NewSequence, seq=SEQS, sampling=samplings(), tokens=tokens, num_prompt=SMALL),
                     max_size=2,
                 )
             )

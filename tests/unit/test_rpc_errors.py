@@ -37,9 +37,10 @@ class _Refusing(control_pb2_grpc.ControlServicer):
     def __init__(self, error: errors.SplashError) -> None:
         self._error = error
 
-    async def Describe(  # noqa: N802
+    async def Describe(
         self, request: control_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GroupDescription:
+        del request
         await abort(context, self._error)
         raise AssertionError("abort returned")
 

@@ -1,0 +1,88 @@
+"""The HTTP client of the admin port, shared by client commands.
+
+Invariant: an error of the admin port becomes the `SplashError` of its status, so exit codes mean the same for
+local and remote failures (a refused switch, 409, is infeasible: exit 3).
+"""
+
+import json
+import sys
+from types import TracebackType
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from splash_core.config import AdminSettings, admin_key, resolve
+from splash_core.errors import Infeasible, InvalidRequest, SplashError, Unavailable
+
+_SWITCH_TIMEOUT_S = 120.0
+
+
+class AdminClient:
+    """Calls one admin port."""
+
+    def __init__(self, url: str, key: str) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_SWITCH_TIMEOUT_S)
+
+    def __enter__(self) -> "AdminClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def get(self, path: str) -> dict[str, Any]:
+        """GET an object."""
+        return self._call("GET", path, None)
+
+    def get_list(self, path: str) -> list[dict[str, Any]]:
+        """GET a list."""
+        return self._call("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """POST an object."""
+        return self._call("POST", path, body)
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise Unavailable(
+                f"nothing answers at {self._url} ({error}); is `splash up` running? "
+                "Set --admin or SPLASH_ADMIN to the admin URL that it printed"
+            ) from error
+        if response.is_success:
+            return response.json()
+        raise _error_of(response)
+
+
+def _error_of(response: httpx.Response) -> SplashError:
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:500]
+    text = f"{message} (HTTP {response.status_code})"
+    if response.status_code == 409:
+        return Infeasible(text)
+    if response.status_code in (400, 404, 422):
+        return InvalidRequest(text)
+    if response.status_code == 401:
+        return InvalidRequest(f"{text}; set SPLASH_ADMIN_KEY or --admin-key-file")
+    return Unavailable(text)
+
+
+def connect(admin: str | None, key_file: str | None) -> AdminClient:
+    """A client for the admin port that flags, environment or default name."""
+    settings = resolve(AdminSettings, flags={"admin": admin, "admin_key_file": key_file})
+    return AdminClient(settings.admin, admin_key(settings))
+
+
+def emit(value: object, *, as_json: bool, text: str) -> None:
+    """Print a result: one line of JSON, or text for people."""
+    if as_json:
+        sys.stdout.write(json.dumps(value) + "\n")
+    else:
+        Console().print(text, highlight=False, markup=False)

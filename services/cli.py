@@ -1,0 +1,81 @@
+"""The `splash` command: a table of commands, each in a module that is imported only when it is used.
+
+Importing torch or grpc for `splash --help` would take seconds, so the table carries the one-line help. To add
+a command, write `services/commands/NAME.py` with `app = typer.Typer(...)` and one line here.
+Exit codes: 0 done, 1 failed, 2 bad usage, 3 infeasible.
+"""
+
+import importlib
+
+import click
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from splash_core.errors import ConfigError, Infeasible, InvalidRequest, SplashError
+
+COMMANDS: dict[str, str] = {
+    "up": "Start everything on this host: router, one prefill group, one decode group.",
+    "demo": "Ask a real question while both phases switch through all layouts.",
+    "prefill": "Run one prefill group.",
+    "decode": "Run one decode group.",
+    "router": "Run the router with its OpenAI gateway.",
+    "model": "Fetch demo weights, or make a tiny random checkpoint.",
+    "layout": "See and steer layouts.",
+    "plan": "What a model needs and which layouts fit, without weights or GPU.",
+    "bench": "Measure, and write tables with machine, commit and settings.",
+    "audit": "Every page: owner, lease, writer.",
+}
+
+
+def exit_code(error: SplashError) -> int:
+    """The process exit code that an error stands for."""
+    if isinstance(error, Infeasible):
+        return 3
+    return 2 if isinstance(error, ConfigError | InvalidRequest) else 1
+
+
+class _LazyGroup(TyperGroup):
+    """Lists the table; imports one command's module when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the table's order."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A stand-in with name and help, for overviews and suggestions."""
+        del ctx
+        return click.Command(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is about to run."""
+        name, stand_in, rest = super().resolve_command(ctx, args)
+        if name is None or stand_in is None:
+            return name, stand_in, rest
+        command = typer.main.get_command(importlib.import_module(f"services.commands.{name}").app)
+        command.name = name
+        return name, command, rest
+
+
+app = typer.Typer(
+    cls=_LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Splash serves MLA models on prefill and decode groups whose attention layout changes while they run."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    console = Console(stderr=True)
+    try:
+        app(standalone_mode=True)
+    except SplashError as error:
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise SystemExit(exit_code(error)) from None
