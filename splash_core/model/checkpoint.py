@@ -142,7 +142,7 @@ class CountingReader:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._itemsize = {name: size for name, size in _item_sizes(checkpoint)}
+        self._itemsize = dict(_item_sizes(checkpoint))
         self.num_bytes = 0
 
     @property
