@@ -46,6 +46,7 @@ def setting(
 
 LAYOUTS = ("TP", "CP", "DP", "DOP")
 _DEVICES = {"cuda": "only cpu is served so far; leave --device out"}
+_REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 _TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
 
 
@@ -95,6 +96,7 @@ class WorkerSettings(ModelSettings):
     engine: str = setting(
         "torch", "What computes; fake needs no weights.", choices=("torch", "fake"), hidden=True
     )
+    fake_step_s: float = setting(0.0, "Time of a fake engine's step.", unit="s", hidden=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,11 @@ class GroupSettings(WorkerSettings):
     node_rank: int = setting(0, "Which of those hosts this is; 0 runs the leader.")
     rendezvous: str = setting("", "HOST:PORT of node 0's leader, for groups over several hosts.")
     parent_pid: int = setting(0, "Process that this one must not outlive; 0: none.", hidden=True)
+    host_ranks: int = setting(
+        0, "Ranks of all groups on this host, which share its cores and memory; 0: this group's.", hidden=True
+    )
+    listen: str = setting("", "gRPC address instead of host and port, for example unix:PATH.", hidden=True)
+    socket_dir: str = setting("", "Folder for Unix sockets; default: in the run's folder.", hidden=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +131,27 @@ class UpSettings(WorkerSettings):
     port: int = setting(8000, "Gateway port; 0 takes a free one.")
     admin_port: int = setting(8001, "Admin port; 0 takes a free one.")
     admin_key_file: str = setting("", "File with the admin key; without a key admin is loopback only.")
-    registry: str = setting("memory", "Where workers are registered: memory (redis is not served yet).")
+    registry: str = setting(
+        "memory", "Where workers are registered.", choices=("memory",), planned=_REGISTRIES
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings(ModelSettings):
+    """The router with its gateway (`splash router`)."""
+
+    prefill: str = setting("", "gRPC addresses of the prefill leaders, separated by commas.")
+    decode: str = setting("", "gRPC addresses of the decode leaders, separated by commas.")
+    port: int = setting(8000, "Gateway port; 0 takes a free one.")
+    admin_port: int = setting(8001, "Admin port; 0 takes a free one.")
+    admin_host: str = setting("127.0.0.1", "Address of the admin port; others than loopback need a key.")
+    admin_key_file: str = setting("", "File with the admin key; without a key admin is loopback only.")
+    registry: str = setting(
+        "memory", "Where workers are registered.", choices=("memory",), planned=_REGISTRIES
+    )
+    policy: str = setting("auto", "What GET /admin/policy reports.")
+    drain_timeout_s: float = setting(30.0, "Longest time to finish running requests at exit.", unit="s")
+    parent_pid: int = setting(0, "Process that this one must not outlive; 0: none.", hidden=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +239,10 @@ def parse_size(text: str) -> int:
 
 def _checked(value: object, field: "dataclasses.Field[Any]", source: str) -> object:
     planned: Mapping[str, str] = field.metadata["planned"]
-    if isinstance(value, str) and value in planned:
-        raise ConfigError(f"{source}: {value!r} is not served by this version: {planned[value]}")
+    # `redis://host` is the value `redis` with an address.
+    scheme = value.partition("://")[0] if isinstance(value, str) else ""
+    if scheme in planned:
+        raise ConfigError(f"{source}: {value!r} is not served by this version: {planned[scheme]}")
     choices: Choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ConfigError(
@@ -260,7 +289,7 @@ def reference(*kinds: type) -> str:
     return "\n".join(lines) + "\n"
 
 
-def admin_key(settings: AdminSettings | UpSettings, environ: Mapping[str, str] | None = None) -> str:
+def admin_key(settings: AdminSettings | RouterSettings, environ: Mapping[str, str] | None = None) -> str:
     """The admin key from `SPLASH_ADMIN_KEY` or the key file; empty when none is configured."""
     environ = os.environ if environ is None else environ
     if environ.get("SPLASH_ADMIN_KEY"):

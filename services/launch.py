@@ -1,0 +1,219 @@
+"""One host's stack as a value: start it, use its URLs, stop it. `splash up`, the demo and tests share it.
+
+Invariant: `start` either returns with everything ready, or raises with the cause and leaves no process behind.
+"""
+
+import dataclasses
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from services.children import Child, Death
+from splash_core.config import (
+    GroupSettings,
+    RouterSettings,
+    UpSettings,
+    as_flags,
+    shared_fields,
+    state_home,
+)
+from splash_core.errors import GroupFailed, Unavailable
+
+PREFILL, DECODE, ROUTER = "prefill-0", "decode-0", "router"
+_POLL_S = 0.05
+_MAX_FOLDER = 60
+"""Unix socket paths end at 107 bytes; the sockets' own names need the rest."""
+
+
+class StackFailed(GroupFailed):
+    """A process of the stack has died."""
+
+    def __init__(self, death: Death, run_dir: Path) -> None:
+        super().__init__(f"{death}; logs are in {run_dir}")
+        self.death = death
+
+
+class StartInterrupted(Exception):
+    """The caller gave up waiting for the start."""
+
+
+Progress = Callable[[str, str], None]
+"""Called with (process, state) whenever a process changes state."""
+
+
+def new_run_dir() -> Path:
+    """A new folder under the state home for one run's logs and sockets; only its user may enter."""
+    base = state_home()
+    base.mkdir(parents=True, exist_ok=True)
+    path = base / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    attempt = 0
+    while True:
+        candidate = path if attempt == 0 else path.with_name(f"{path.name}-{attempt}")
+        try:
+            candidate.mkdir(mode=0o700)
+        except FileExistsError:
+            attempt += 1
+        else:
+            return candidate
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class Stack:
+    """Router, one prefill group and one decode group as child processes of this one.
+
+    A context manager: `with Stack(settings) as stack: httpx.get(stack.url + "/v1/models")`. Start it from a thread
+    that lives as long as the stack: the kernel ties the children to the thread that started them.
+    """
+
+    def __init__(self, settings: UpSettings) -> None:
+        port = settings.port or free_port(settings.host)
+        admin_port = settings.admin_port or free_port()
+        self.settings = dataclasses.replace(settings, port=port, admin_port=admin_port)
+        self.run_dir = Path(settings.run_dir) if settings.run_dir else new_run_dir()
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._own_sockets = len(str(self.run_dir)) > _MAX_FOLDER
+        self._socket_dir = (
+            Path(tempfile.mkdtemp(prefix="splash-")) if self._own_sockets else self.run_dir / "sockets"
+        )
+        self._children: dict[str, Child] = {}
+
+    @property
+    def url(self) -> str:
+        """Base URL of the gateway."""
+        return f"http://{self.settings.host}:{self.settings.port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Base URL of the admin port."""
+        return f"http://127.0.0.1:{self.settings.admin_port}"
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: prefill-0, decode-0, router."""
+        return {name: child.pid for name, child in self._children.items()}
+
+    def __enter__(self) -> "Stack":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(drain=error is None)
+
+    def start(self, progress: Progress | None = None, *, interrupted: threading.Event | None = None) -> None:
+        """Start everything and wait until the gateway is ready.
+
+        Args:
+            progress: told of every process's state.
+            interrupted: set it from elsewhere to give up.
+
+        Raises:
+            StackFailed: a process died; carries the cause.
+            StartInterrupted: `interrupted` was set.
+            Unavailable: not ready within `start_timeout_s`.
+        """
+        report = progress or _ignore
+        try:
+            self._launch(report)
+            self._await_ready(report, interrupted or threading.Event())
+        except BaseException:
+            self.stop(drain=False)
+            raise
+
+    def _launch(self, report: Progress) -> None:
+        settings = self.settings
+        self._socket_dir.mkdir(mode=0o700, exist_ok=True)
+        ranks = settings.prefill_ranks + settings.decode_ranks
+        for name, phase, count, layout in (
+            (PREFILL, "prefill", settings.prefill_ranks, settings.prefill_layout),
+            (DECODE, "decode", settings.decode_ranks, settings.decode_layout),
+        ):
+            own = {"group": name, "ranks": count, "layout": layout, "port": 0, "host_ranks": ranks}
+            paths = {"listen": self._listen(name), "socket_dir": str(self._socket_dir)}
+            group = GroupSettings(**self._shared(GroupSettings) | own | paths)  # type: ignore[arg-type]
+            self._children[name] = Child(name, [phase, *as_flags(group)], run_dir=self.run_dir)
+            report(name, "starting")
+        own = {"prefill": self._listen(PREFILL), "decode": self._listen(DECODE)}
+        router = RouterSettings(**self._shared(RouterSettings) | own)  # type: ignore[arg-type]
+        self._children[ROUTER] = Child(ROUTER, ["router", *as_flags(router)], run_dir=self.run_dir)
+        report(ROUTER, "starting")
+
+    def _shared(self, kind: type) -> dict[str, object]:
+        return shared_fields(self.settings, kind) | {"run_dir": str(self.run_dir)}
+
+    def _listen(self, name: str) -> str:
+        return f"unix:{self._socket_dir / name}.grpc"
+
+    def _await_ready(self, report: Progress, interrupted: threading.Event) -> None:
+        end = time.monotonic() + self.settings.start_timeout_s
+        pending = {PREFILL, DECODE}
+        while time.monotonic() < end:
+            if interrupted.is_set():
+                raise StartInterrupted
+            self.check()
+            for name in tuple(pending):
+                if (self.run_dir / f"{name}.ready").exists():
+                    pending.remove(name)
+                    report(name, "ready")
+            if not pending and self._gateway_ready():
+                report(ROUTER, "ready")
+                return
+            time.sleep(_POLL_S)
+        late = ", ".join(sorted(pending)) or "the gateway"
+        raise Unavailable(
+            f"{late} was not ready within {self.settings.start_timeout_s:g} s; logs are in {self.run_dir}"
+        )
+
+    def _gateway_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=2.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def check(self) -> None:
+        """Return if all processes run.
+
+        Raises:
+            StackFailed: one has died; names it, how it ended, and its last error.
+        """
+        for child in self._children.values():
+            death = child.death()
+            if death is not None:
+                raise StackFailed(death, self.run_dir)
+
+    def stop(self, *, drain: bool = True) -> None:
+        """End everything: the router first, so that nothing new arrives, then the groups.
+
+        Args:
+            drain: let running requests finish (for at most `drain_timeout_s`); otherwise seconds.
+        """
+        grace_s = self.settings.drain_timeout_s + 5.0 if drain else 3.0
+        stages = ((ROUTER,), (PREFILL, DECODE)) if drain else ((ROUTER, PREFILL, DECODE),)
+        for stage in stages:
+            children = [self._children[name] for name in stage if name in self._children]
+            for child in children:
+                child.terminate()
+            end = time.monotonic() + grace_s
+            for child in children:
+                child.wait(max(0.0, end - time.monotonic()))
+                child.kill()
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+
+def _ignore(process: str, state: str) -> None:
+    """No progress wanted."""
