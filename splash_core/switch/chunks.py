@@ -1,0 +1,263 @@
+"""Order page moves into chunks so that nothing is read after its slot was given away.
+
+A chunk reads all its sources into staging before it writes, so a slot that is vacated by a chunk may be
+filled by the same chunk or a later one. Invariant of the result: every need is met exactly once, no
+chunk reads a slot that an earlier chunk wrote, and no rank receives or sends more than `capacity`
+pages in a chunk.
+
+Moves that wait for each other in a ring (full pools that trade pages) run in one chunk. Terms: a *bundle*
+is all needs that read one slot; it is *freeing* when that slot becomes a target once it has been read.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from splash_core.ids import PageId, RankId, SlotId
+from splash_core.switch.manifest import Chunk, PageMove
+
+_SEARCH_STEPS = 2000
+"""Sets tried when moves with several readers block each other; then the plan is given up."""
+
+SlotKey = tuple[RankId, SlotId]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Need:
+    """A copy that `dst` must receive, and the holder that it is read from."""
+
+    page: PageId
+    src: RankId
+    src_slot: SlotId
+    dst: RankId
+
+    @property
+    def source(self) -> SlotKey:
+        """The slot that is read."""
+        return self.src, self.src_slot
+
+
+class _Load:
+    """Pages into and out of each rank in one chunk."""
+
+    def __init__(self, capacity: int, num_ranks: int) -> None:
+        self._capacity = capacity
+        self._num_ranks = num_ranks
+        self._received: Counter[RankId] = Counter()
+        self._sent: Counter[RankId] = Counter()
+
+    def fits(self, needs: Sequence[Need]) -> bool:
+        """True when the chunk can carry these needs too."""
+        received = Counter(need.dst for need in needs)
+        sent = Counter(need.src for need in needs)
+        return all(
+            self._received[rank] + count <= self._capacity for rank, count in received.items()
+        ) and all(self._sent[rank] + count <= self._capacity for rank, count in sent.items())
+
+    def add(self, needs: Sequence[Need]) -> None:
+        """Carry these needs."""
+        self._received.update(need.dst for need in needs)
+        self._sent.update(need.src for need in needs)
+
+    @property
+    def full(self) -> bool:
+        """True when no rank can receive, or none can send."""
+        return any(
+            sum(count >= self._capacity for count in side.values()) >= self._num_ranks
+            for side in (self._received, self._sent)
+        )
+
+
+class ChunkScheduler:
+    """Turns needs into chunks of moves. Use once.
+
+    Args:
+        needs: the copies to make, at most one per (page, dst).
+        free: targets that are free from the start, per rank, best first.
+        reusable: source slots that are targets once all needs that read them are met.
+        capacity: pages that a rank may receive, and may send, in one chunk; at least 1.
+        num_ranks: T.
+    """
+
+    def __init__(
+        self,
+        needs: Sequence[Need],
+        *,
+        free: Mapping[RankId, Sequence[SlotId]],
+        reusable: frozenset[SlotKey],
+        capacity: int,
+        num_ranks: int,
+    ) -> None:
+        self._capacity = capacity
+        self._num_ranks = num_ranks
+        self._targets = {RankId(rank): deque(free.get(RankId(rank), ())) for rank in range(num_ranks)}
+        self._credit = Counter({rank: len(slots) for rank, slots in self._targets.items()})
+        self._pending: dict[SlotKey, list[Need]] = {}
+        for need in sorted(needs):
+            self._pending.setdefault(need.source, []).append(need)
+        self._freeing = reusable & self._pending.keys()
+        # Targets that freeing bundles will take: mere copies must leave so many.
+        self._reserved = Counter(need.dst for key in self._freeing for need in self._pending[key])
+        # Freeing bundles with one reader left, by direction: the edges along which rings are found.
+        self._edges: dict[tuple[RankId, RankId], deque[SlotKey]] = {}
+        for key in sorted(self._freeing):
+            self._index(key)
+        self._load = _Load(capacity, num_ranks)
+        self._chosen: list[Need] = []
+        self._vacated: list[SlotKey] = []
+
+    def run(self) -> tuple[Chunk, ...] | None:
+        """All chunks, or None when the moves block each other within this capacity."""
+        chunks: list[Chunk] = []
+        while self._pending:
+            self._fill()
+            if not self._chosen:
+                return None
+            chunks.append(self._close())
+        return tuple(chunks)
+
+    @property
+    def blocked(self) -> tuple[Need, ...]:
+        """After `run` returned None: the needs that could not be met."""
+        return tuple(need for bundle in self._pending.values() for need in bundle)
+
+    def _fill(self) -> None:
+        while not self._load.full and self._take_freeing():
+            pass
+        # A ring gives each of its ranks the slot that it takes, so it lets no further bundle go first.
+        while not self._load.full and self._take_ring():
+            pass
+        self._take_copies()
+        if not self._chosen and not self._take_closed_set():
+            self._take_partial()
+
+    def _close(self) -> Chunk:
+        for rank, slot in sorted(self._vacated):
+            self._targets[rank].append(slot)
+        moves = tuple(
+            PageMove(need.page, need.src, need.src_slot, need.dst, self._targets[need.dst].popleft())
+            for need in sorted(self._chosen)
+        )
+        self._load = _Load(self._capacity, self._num_ranks)
+        self._chosen, self._vacated = [], []
+        return moves
+
+    def _commit(self, needs: Sequence[Need]) -> None:
+        self._load.add(needs)
+        self._chosen.extend(needs)
+        for need in needs:
+            key = need.source
+            bundle = self._pending[key]
+            bundle.remove(need)
+            self._credit[need.dst] -= 1
+            if not bundle:
+                del self._pending[key]
+            if key not in self._freeing:
+                continue
+            self._reserved[need.dst] -= 1
+            if bundle:
+                self._index(key)
+            else:
+                self._credit[need.src] += 1
+                self._vacated.append(key)
+
+    def _index(self, key: SlotKey) -> None:
+        if len(self._pending[key]) == 1:
+            self._edges.setdefault((key[0], self._pending[key][0].dst), deque()).append(key)
+
+    def _take_freeing(self) -> bool:
+        """Freeing bundles whose targets have room now: each gives a slot back."""
+        progress = False
+        for key in [key for key in self._pending if key in self._freeing]:
+            bundle = tuple(self._pending[key])
+            if all(self._credit[need.dst] > 0 for need in bundle) and self._load.fits(bundle):
+                self._commit(bundle)
+                progress = True
+                if self._load.full:
+                    break
+        return progress
+
+    def _take_copies(self) -> None:
+        """Needs whose source stays, as far as freeing bundles can do without the room."""
+        for key in [key for key in self._pending if key not in self._freeing]:
+            if self._load.full:
+                return
+            for need in tuple(self._pending[key]):
+                if self._credit[need.dst] > self._reserved[need.dst] and self._load.fits((need,)):
+                    self._commit((need,))
+
+    def _take_ring(self) -> bool:
+        """A ring of ranks, each passing one page on into the slot that the next one vacates."""
+        successors: dict[RankId, list[RankId]] = {}
+        for (src, dst), keys in sorted(self._edges.items()):
+            while keys and keys[0] not in self._pending:
+                keys.popleft()
+            if keys and self._load.fits(self._pending[keys[0]]):
+                successors.setdefault(src, []).append(dst)
+        ring = _find_ring(successors)
+        if ring is None:
+            return False
+        edges = zip(ring, [*ring[1:], ring[0]], strict=True)
+        self._commit([self._pending[self._edges[edge][0]][0] for edge in edges])
+        return True
+
+    def _take_closed_set(self) -> bool:
+        """Freeing bundles that together give back at least what they take (several readers each)."""
+        freeing = [key for key in self._pending if key in self._freeing]
+        by_rank: dict[RankId, list[SlotKey]] = {}
+        for key in freeing:
+            by_rank.setdefault(key[0], []).append(key)
+        steps = 0
+
+        def extend(chosen: tuple[SlotKey, ...]) -> tuple[SlotKey, ...] | None:
+            nonlocal steps
+            steps += 1
+            needs = [need for key in chosen for need in self._pending[key]]
+            if steps > _SEARCH_STEPS or not self._load.fits(needs):
+                return None
+            credit = self._credit.copy()
+            credit.update(key[0] for key in chosen)
+            credit.subtract(need.dst for need in needs)
+            short = min((rank for rank, left in credit.items() if left < 0), default=None)
+            if short is None:
+                return chosen
+            options = (key for key in by_rank.get(short, ()) if key not in chosen)
+            return next((found for key in options if (found := extend((*chosen, key)))), None)
+
+        for key in freeing:
+            found = extend((key,))
+            if found:
+                self._commit([need for member in found for need in self._pending[member]])
+                return True
+        return False
+
+    def _take_partial(self) -> None:
+        """One reader of a bundle that is too large for a chunk, where there is room."""
+        for bundle in self._pending.values():
+            for need in bundle:
+                if self._credit[need.dst] > 0:
+                    self._commit((need,))
+                    return
+
+
+def _find_ring(successors: Mapping[RankId, Sequence[RankId]]) -> list[RankId] | None:
+    """The first cycle of a directed graph, by depth-first search in rank order."""
+    finished: set[RankId] = set()
+
+    def visit(path: list[RankId]) -> list[RankId] | None:
+        for rank in successors.get(path[-1], ()):
+            if rank in path:
+                return path[path.index(rank) :]
+            if rank not in finished:
+                ring = visit([*path, rank])
+                if ring is not None:
+                    return ring
+        finished.add(path[-1])
+        return None
+
+    for start in sorted(successors):
+        if start not in finished:
+            ring = visit([start])
+            if ring is not None:
+                return ring
+    return None

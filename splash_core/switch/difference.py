@@ -1,0 +1,142 @@
+"""The difference between what ranks hold and what they are wanted to hold: design §2 (2) and (3).
+
+Pages that are pinned, or that nobody asked about, are wanted where they are. A destination that
+replicates projections forbids the borrowed slots: copies there must leave before weights land on them.
+Invariant: each missing copy is one `Need` with one holder as its source; holders of a page take turns.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from splash_core.errors import InvariantBroken
+from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.layout import RULES, Layout, Matrix, Projection
+from splash_core.layout.ownership import PageTable
+from splash_core.switch.chunks import Need, SlotKey
+from splash_core.switch.manifest import Primitive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What must move, and what may be overwritten."""
+
+    needs: tuple[Need, ...]
+    """One per missing copy; src == dst where a copy only has to leave a forbidden slot."""
+    settled: Mapping[tuple[PageId, RankId], SlotId]
+    """Copies that stay in their slots."""
+    unread: frozenset[SlotKey]
+    """Slots whose copy is neither wanted there nor read: free from the start."""
+    vacated: frozenset[SlotKey]
+    """Slots whose copy leaves once it has been read."""
+    stuck: SlotKey | None
+    """A pinned copy in a forbidden slot, if there is one: the switch must be refused."""
+    kv: Primitive
+
+
+def allows_borrowed(layout: Layout) -> bool:
+    """True when no projection is replicated, so that borrowed slots may hold pages."""
+    return all(kind is Projection.SHARDED for kind in RULES[layout].projections.values())
+
+
+def weights_primitive(layout_from: Layout, layout_to: Layout, *, num_ranks: int) -> Primitive:
+    """What supplies the projections: an all-gather where some matrix becomes replicated."""
+    before, after = RULES[layout_from].projections, RULES[layout_to].projections
+    changes = {(before[matrix], after[matrix]) for matrix in Matrix}
+    if num_ranks == 1:
+        return Primitive.KEEP
+    if (Projection.SHARDED, Projection.REPLICATED) in changes:
+        return Primitive.ALL_GATHER
+    if (Projection.REPLICATED, Projection.SHARDED) in changes:
+        return Primitive.DISCARD
+    return Primitive.KEEP
+
+
+def find_difference(
+    table: PageTable,
+    wanted: Mapping[PageId, Sequence[RankId]],
+    *,
+    allow_borrowed: bool,
+    prefer_settled: bool = False,
+) -> Difference:
+    """Compare ownership with what is wanted.
+
+    Args:
+        table: who holds what.
+        wanted: ranks per page; pages that are left out, and pinned ones, stay where they are.
+        allow_borrowed: the destination lets pages stay in borrowed slots.
+        prefer_settled: read from holders that keep their copy rather than in turns, so that the
+            slots of copies that leave are free earlier.
+    """
+    sources = _Sources(table, allow_borrowed=allow_borrowed, prefer_settled=prefer_settled)
+    needs: list[Need] = []
+    settled: dict[tuple[PageId, RankId], SlotId] = {}
+    leaving: set[SlotKey] = set()
+    stuck: SlotKey | None = None
+    missing_from_all: list[bool] = []
+    for page in sorted(table.pages):
+        held = {copy.rank: copy.slot for copy in table.copies(page)}
+        pinned = table.is_pinned(page)
+        ranks = tuple(held) if pinned else _checked(page, wanted.get(page, tuple(held)), table.num_ranks)
+        for rank in ranks:
+            if rank not in held:
+                continue
+            if sources.forbidden(rank, held[rank]):
+                needs.append(Need(page, rank, held[rank], rank))
+                stuck = (rank, held[rank]) if pinned and stuck is None else stuck
+            else:
+                settled[page, rank] = held[rank]
+        missing = [rank for rank in ranks if rank not in held]
+        needs.extend(Need(page, *sources.choose(held, ranks), rank) for rank in missing)
+        leaving.update((rank, slot) for rank, slot in held.items() if rank not in ranks)
+        if missing:
+            missing_from_all.append(len(ranks) == table.num_ranks)
+    read = {need.source for need in needs}
+    return Difference(
+        needs=tuple(needs),
+        settled=settled,
+        unread=frozenset(leaving - read),
+        vacated=frozenset(leaving & read),
+        stuck=stuck,
+        kv=_kv_primitive(missing_from_all, discards=bool(leaving)),
+    )
+
+
+class _Sources:
+    """Chooses holders: ordinary slots first, then the least loaded one, then the lowest rank."""
+
+    def __init__(self, table: PageTable, *, allow_borrowed: bool, prefer_settled: bool) -> None:
+        self._table = table
+        self._allow_borrowed = allow_borrowed
+        self._prefer_settled = prefer_settled
+        self._sent: Counter[RankId] = Counter()
+
+    def forbidden(self, rank: RankId, slot: SlotId) -> bool:
+        """True for a slot that the destination's weights will fill."""
+        return not self._allow_borrowed and self._table.pools[rank].is_borrowed(slot)
+
+    def choose(self, held: Mapping[RankId, SlotId], ranks: Sequence[RankId]) -> SlotKey:
+        """The holder that the next missing copy is read from."""
+
+        def preference(rank: RankId) -> tuple[bool, bool, bool, int, RankId]:
+            forbidden, leaves = self.forbidden(rank, held[rank]), rank not in ranks
+            last_resort = forbidden and leaves
+            return last_resort, forbidden, self._prefer_settled and leaves, self._sent[rank], rank
+
+        source = min(held, key=preference)
+        self._sent[source] += 1
+        return source, held[source]
+
+
+def _checked(page: PageId, ranks: Sequence[RankId], num_ranks: int) -> tuple[RankId, ...]:
+    if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= rank < num_ranks for rank in ranks):
+        raise InvariantBroken(
+            f"page {page} is wanted on {tuple(ranks)}: not distinct ranks below {num_ranks}"
+        )
+    return tuple(sorted(ranks))
+
+
+def _kv_primitive(missing_from_all: Sequence[bool], *, discards: bool) -> Primitive:
+    if not missing_from_all:
+        return Primitive.DISCARD if discards else Primitive.KEEP
+    return Primitive.ALL_GATHER if all(missing_from_all) else Primitive.ALL_TO_ALL

@@ -1,0 +1,84 @@
+"""Clear the slots that weights are about to fill, at the step boundary.
+
+A copy that its rank keeps moves to a free slot of that rank. One that leaves goes straight to the ranks
+that want it where they have room, else to a free slot of its own rank, from which a layer move takes it
+later. Invariant: evacuation reads forbidden slots only and writes free ones only, so its moves may run
+in any order.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from splash_core.ids import RankId, SlotId
+from splash_core.switch.chunks import Need, SlotKey
+from splash_core.switch.manifest import Chunk, PageMove
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evacuation:
+    """Boundary moves, and what they leave for the layer moves."""
+
+    moves: tuple[PageMove, ...]
+    moved_to: Mapping[SlotKey, SlotKey]
+    """For each cleared slot: where its page can be read from now on."""
+    temporary: frozenset[SlotKey]
+    """Slots that hold a page only until a layer move has read it."""
+    free: Mapping[RankId, Sequence[SlotId]]
+    """Targets that are still free."""
+
+
+def evacuate(needs: Sequence[Need], free: Mapping[RankId, Sequence[SlotId]]) -> Evacuation | None:
+    """Plan moves out of the slots that `needs` read; None when free slots do not suffice."""
+    room = {rank: deque(slots) for rank, slots in free.items()}
+    moves: list[PageMove] = []
+    moved_to: dict[SlotKey, SlotKey] = {}
+    temporary: set[SlotKey] = set()
+
+    def move(need: Need, dst: RankId) -> bool:
+        if not room[dst]:
+            return False
+        slot = room[dst].popleft()
+        moves.append(PageMove(need.page, need.src, need.src_slot, dst, slot))
+        moved_to.setdefault(need.source, (dst, slot))
+        return True
+
+    for need in needs:
+        if need.src == need.dst and not move(need, need.dst):
+            return None
+    kept = frozenset(moved_to)
+    leaving = [need for need in needs if need.source not in kept]
+    for need in leaving:
+        move(need, need.dst)
+    for need in leaving:
+        if need.source not in moved_to:
+            if not move(need, need.src):
+                return None
+            temporary.add(moved_to[need.source])
+    return Evacuation(
+        moves=tuple(moves),
+        moved_to=moved_to,
+        temporary=frozenset(temporary),
+        free={r: tuple(s) for r, s in room.items()},
+    )
+
+
+def pack(moves: Sequence[PageMove], *, capacity: int) -> tuple[Chunk, ...]:
+    """Independent moves in chunks of at most `capacity` pages into and out of each rank."""
+    chunks: list[Chunk] = []
+    left = sorted(moves)
+    while left:
+        received: Counter[RankId] = Counter()
+        sent: Counter[RankId] = Counter()
+        chunk: list[PageMove] = []
+        later: list[PageMove] = []
+        for move in left:
+            if received[move.dst] < capacity and sent[move.src] < capacity:
+                received[move.dst] += 1
+                sent[move.src] += 1
+                chunk.append(move)
+            else:
+                later.append(move)
+        chunks.append(tuple(chunk))
+        left = later
+    return tuple(chunks)

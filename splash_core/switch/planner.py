@@ -1,0 +1,250 @@
+"""Plan a switch (or a relocation) as the difference of two ownerships, or say why it cannot be done.
+
+Pure and deterministic: the same table and wishes give the same manifest on every run. A copy that is
+already where it is wanted stays in its slot; missing copies go to free ordinary slots first, then to
+ordinary slots that the switch vacates, and only then to borrowed ones. Nothing is changed here:
+`PageTable.apply` records a manifest once it has been executed, so a refused switch changes nothing.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.layout.layout import Layout
+from splash_core.layout.ownership import PageTable
+from splash_core.switch.chunks import ChunkScheduler, Need, SlotKey
+from splash_core.switch.difference import Difference, allows_borrowed, find_difference, weights_primitive
+from splash_core.switch.evacuation import evacuate, pack
+from splash_core.switch.manifest import Chunk, Primitive, Refusal, SlotRef, SwitchManifest
+
+
+def plan_switch(
+    *,
+    table: PageTable,
+    wanted: Mapping[PageId, Sequence[RankId]],
+    layout_from: Layout,
+    layout_to: Layout,
+    epoch: Epoch,
+    weight_bytes_per_layer: int,
+    num_layers: int,
+    staging_bytes: int,
+) -> SwitchManifest | Refusal:
+    """Plan how a group gets from what it holds to what is wanted.
+
+    Args:
+        table: the group's pages; only read.
+        wanted: ranks that shall hold each page. Pages left out stay on their ranks (in other slots, if
+            theirs are borrowed and the destination replicates projections). Pinned pages stay put.
+        layout_from: the present layout.
+        layout_to: the destination; equal to `layout_from` for a relocation.
+        epoch: the layout epoch after the switch.
+        weight_bytes_per_layer: bytes that a rank receives per layer if projections are gathered.
+        num_layers: L.
+        staging_bytes: what a rank may receive, and send, in one chunk.
+    """
+    allow_borrowed = allows_borrowed(layout_to)
+    weights = weights_primitive(layout_from, layout_to, num_ranks=table.num_ranks)
+    refusal: Refusal | None = None
+    for prefer_settled in (False, True):
+        difference = find_difference(
+            table, wanted, allow_borrowed=allow_borrowed, prefer_settled=prefer_settled
+        )
+        plan = _Plan(table, difference, allow_borrowed=allow_borrowed)
+        slice_bytes = table.arena.slot_bytes // num_layers
+        problem = plan.problem() or plan.schedule(slice_bytes=slice_bytes, staging_bytes=staging_bytes)
+        if problem is None:
+            return SwitchManifest(
+                layout_from=layout_from,
+                layout_to=layout_to,
+                epoch=epoch,
+                weights=weights,
+                kv=difference.kv,
+                boundary_chunks=plan.boundary,
+                layer_chunks=plan.layered,
+                released=plan.released(),
+                weight_bytes_per_layer=weight_bytes_per_layer if weights is Primitive.ALL_GATHER else 0,
+                kv_bytes_per_layer=plan.received_bytes(slice_bytes),
+            )
+        refusal = refusal or Refusal(
+            layout_from=layout_from,
+            layout_to=layout_to,
+            reason=f"{layout_from} → {layout_to}: {problem.reason}",
+            rank=problem.rank,
+            needed_slots=problem.needed_slots,
+            free_slots=problem.free_slots,
+        )
+    assert refusal is not None
+    return refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    reason: str
+    rank: RankId | None = None
+    needed_slots: int | None = None
+    free_slots: int | None = None
+
+
+class _Plan:
+    """One attempt: needs, the slots that may take them, and the chunks once `schedule` succeeded."""
+
+    def __init__(self, table: PageTable, difference: Difference, *, allow_borrowed: bool) -> None:
+        self._table = table
+        self._difference = difference
+        self._ranks = tuple(RankId(rank) for rank in range(table.num_ranks))
+        self._inflow = Counter(need.dst for need in difference.needs)
+        self._kinds = (False, True) if allow_borrowed else (False,)
+        self.boundary: tuple[Chunk, ...] = ()
+        self.layered: tuple[Chunk, ...] = ()
+
+    def problem(self) -> _Problem | None:
+        """Why no order of moves can work: pins, or too few slots in total."""
+        if self._difference.stuck is not None:
+            rank, slot = self._difference.stuck
+            return _Problem(
+                reason=f"rank {rank} slot {slot} lies under weights to be gathered and holds a page that is "
+                "still being transferred; try again when the transfer has ended",
+                rank=rank,
+                needed_slots=1,
+                free_slots=0,
+            )
+        worst = max(self._ranks, key=lambda rank: (self._inflow[rank] - self._room(rank), -rank))
+        needed, room = self._inflow[worst], self._room(worst)
+        if needed <= room:
+            return None
+        kind = "slots" if len(self._kinds) > 1 else "ordinary slots"
+        return _Problem(
+            reason=f"rank {worst} must take {needed} pages but has {room} {kind} for them; "
+            f"finish or move {needed - room} pages first",
+            rank=worst,
+            needed_slots=needed,
+            free_slots=room,
+        )
+
+    def schedule(self, *, slice_bytes: int, staging_bytes: int) -> _Problem | None:
+        """Order the moves; borrowed slots that weights will fill are cleared at the step boundary."""
+        page_bytes = self._table.arena.slot_bytes
+        slices, pages = staging_bytes // slice_bytes, staging_bytes // page_bytes
+        if not self._difference.needs:
+            return None
+        evacuees = [need for need in self._difference.needs if self._is_forbidden(need.source)]
+        if slices == 0 or (evacuees and pages == 0):
+            unit = page_bytes if evacuees else slice_bytes
+            return _Problem(reason=f"staging of {staging_bytes} bytes cannot hold one move of {unit} bytes")
+        targets = self._targets()
+        if not evacuees:
+            layered = self._run(self._difference.needs, *targets, capacity=slices)
+            self.layered = layered or ()
+            return None if layered is not None else self._blocked(slices)
+        if self._schedule_evacuation(evacuees, *targets, slices=slices, pages=pages):
+            return None
+        boundary = self._run(self._difference.needs, *targets, capacity=pages)
+        self.boundary = boundary or ()
+        return None if boundary is not None else self._blocked(pages)
+
+    def released(self) -> tuple[SlotRef, ...]:
+        """Slots that hold a page before or during the switch, and none after it."""
+        final = dict(self._difference.settled)
+        holds = {
+            (copy.rank, copy.slot): page for page in self._table.pages for copy in self._table.copies(page)
+        }
+        wanted = {(need.page, need.dst) for need in self._difference.needs}
+        for move in (move for chunk in (*self.boundary, *self.layered) for move in chunk):
+            holds[move.dst, move.dst_slot] = move.page
+            if (move.page, move.dst) in wanted:
+                final[move.page, move.dst] = move.dst_slot
+        return tuple(
+            SlotRef(rank, slot)
+            for (rank, slot), page in sorted(holds.items())
+            if final.get((page, rank)) != slot
+        )
+
+    def received_bytes(self, slice_bytes: int) -> tuple[int, ...]:
+        """Per rank, per layer, from other ranks."""
+        moves = (move for chunk in (*self.boundary, *self.layered) for move in chunk)
+        received = Counter(move.dst for move in moves if move.src != move.dst)
+        return tuple(received[rank] * slice_bytes for rank in self._ranks)
+
+    def _is_forbidden(self, key: SlotKey) -> bool:
+        return len(self._kinds) == 1 and self._table.pools[key[0]].is_borrowed(key[1])
+
+    def _of_kind(self, keys: frozenset[SlotKey], rank: RankId, *, borrowed: bool) -> list[SlotId]:
+        pool = self._table.pools[rank]
+        return sorted(slot for owner, slot in keys if owner == rank and pool.is_borrowed(slot) == borrowed)
+
+    def _room(self, rank: RankId) -> int:
+        """Slots of a rank that can take pages, now or once their copies have left."""
+        return sum(
+            len(self._table.pools[rank].free_ids(borrowed=borrowed))
+            + len(self._of_kind(self._difference.unread, rank, borrowed=borrowed))
+            + len(self._of_kind(self._difference.vacated, rank, borrowed=borrowed))
+            for borrowed in self._kinds
+        )
+
+    def _targets(self) -> tuple[dict[RankId, list[SlotId]], frozenset[SlotKey]]:
+        """Slots that are free at once, best first, and slots to reuse: no more kinds than needed."""
+        free: dict[RankId, list[SlotId]] = {}
+        reusable: set[SlotKey] = set()
+        for rank in self._ranks:
+            free[rank] = []
+            left = self._inflow[rank]
+            for borrowed in self._kinds:
+                unread = self._of_kind(self._difference.unread, rank, borrowed=borrowed)
+                now = [*self._table.pools[rank].free_ids(borrowed=borrowed), *unread]
+                # All that is left of the best kind; of borrowed slots only what ordinary ones lack.
+                free[rank].extend(now[:left] if borrowed else now)
+                left -= len(now)
+                if left > 0:
+                    later = self._of_kind(self._difference.vacated, rank, borrowed=borrowed)
+                    reusable.update((rank, slot) for slot in later)
+                    left -= len(later)
+                if left <= 0:
+                    break
+        return free, frozenset(reusable)
+
+    def _run(
+        self,
+        needs: Sequence[Need],
+        free: Mapping[RankId, Sequence[SlotId]],
+        reusable: frozenset[SlotKey],
+        *,
+        capacity: int,
+    ) -> tuple[Chunk, ...] | None:
+        scheduler = ChunkScheduler(
+            needs, free=free, reusable=reusable, capacity=capacity, num_ranks=self._table.num_ranks
+        )
+        return scheduler.run()
+
+    def _schedule_evacuation(
+        self,
+        evacuees: Sequence[Need],
+        free: Mapping[RankId, Sequence[SlotId]],
+        reusable: frozenset[SlotKey],
+        *,
+        slices: int,
+        pages: int,
+    ) -> bool:
+        """Clear forbidden slots at the boundary, move the rest by layers; False if that does not fit."""
+        evacuation = evacuate(evacuees, free)
+        if evacuation is None:
+            return False
+        delivered = {(move.page, move.dst) for move in evacuation.moves}
+        moved_to = evacuation.moved_to
+        rest = [
+            Need(need.page, *moved_to.get(need.source, need.source), need.dst)
+            for need in self._difference.needs
+            if (need.page, need.dst) not in delivered
+        ]
+        layered = self._run(rest, evacuation.free, reusable | evacuation.temporary, capacity=slices)
+        if layered is None:
+            return False
+        self.boundary = pack(evacuation.moves, capacity=pages)
+        self.layered = layered
+        return True
+
+    def _blocked(self, capacity: int) -> _Problem:
+        return _Problem(
+            reason=f"pages block each other's slots and staging holds only {capacity} of them at a time; "
+            "raise the staging size or free some slots"
+        )
