@@ -8,7 +8,6 @@ Invariant: a dead, closed or late peer raises `GroupFailed` within the deadline;
 
 import ctypes
 import os
-import select
 import threading
 import time
 import zlib
@@ -20,6 +19,7 @@ from typing_extensions import override
 
 from splash_core.dist.comm import Comm, Transfer
 from splash_core.dist.futex import Futex
+from splash_core.dist.process_watch import ProcessWatch
 from splash_core.dist.rows import check_counts, check_rows, offsets_of, row_bytes, sum_in_rank_order
 from splash_core.dist.shm_segment import CHUNK_BYTES, ChannelPlace, Segment
 from splash_core.errors import GroupFailed, InvariantBroken
@@ -88,7 +88,7 @@ class ShmComm(Comm):
     is received.
 
     Args:
-        segment: mapped; closed with the communicator.
+        segment: mapped memory of the group, one segment per communicator.
         rank: this rank.
         pids: process of each rank, watched for its death; those of this process are not watched.
         timeout_s: the longest wait for a peer inside one call.
@@ -115,10 +115,11 @@ class ShmComm(Comm):
         self._spins = self._max_spins
         self._futex = Futex()
         self._fence = threading.Lock()
+        self._in_call = threading.Lock()
         self._rings = 0
         self._bell = self._map.doorbells[rank]
         self._watches = {
-            peer: os.pidfd_open(pid) for peer, pid in enumerate(pids) if peer != rank and pid != os.getpid()
+            peer: ProcessWatch(pid) for peer, pid in enumerate(pids) if peer != rank and pid != os.getpid()
         }
         others = [peer for peer in range(self._map.num_ranks) if peer != rank]
         self._speak = _End(segment, self._map.broadcast[rank])
@@ -218,25 +219,36 @@ class ShmComm(Comm):
 
     @override
     def close(self) -> None:
+        """Tell the peers and make a call in progress (in another thread) raise. The memory is unmapped
+        with the last reference to this object, so that no thread finds it gone."""
         if self._closed:
             return
         self._closed = True
         self._words[self._map.closed[self._rank]] = 1
-        self._ring(peer for peer in range(self.size) if peer != self._rank)
-        for watch in self._watches.values():
-            os.close(watch)
-        self._segment.close()
+        self._ring(range(self.size))
+        with self._in_call:
+            for watch in self._watches.values():
+                watch.close()
 
     def _run(self, streams: Iterable[_Stream], tag: str) -> None:
         """Move all streams to their end, whichever is ready first."""
-        if self._closed:
-            raise InvariantBroken(f"{tag}: the communicator was closed")
+        if not self._in_call.acquire(blocking=False):
+            raise InvariantBroken(f"{tag}: another thread is inside a call of this communicator")
+        try:
+            self._drive([stream for stream in streams if stream.left], tag)
+        finally:
+            self._in_call.release()
+
+    def _drive(self, pending: list[_Stream], tag: str) -> None:
         stamp = self._tags.setdefault(tag, zlib.crc32(tag.encode()))
-        pending = [stream for stream in streams if stream.left]
         started = 0.0
         spins = 0
         lost: list[int] = []
-        while pending:
+        while True:
+            if self._closed:
+                raise InvariantBroken(f"{tag}: the communicator was closed")
+            if not pending:
+                return
             seen = self._words[self._bell]
             moved = [stream for stream in pending if self._step(stream, stamp, tag)]
             if moved:
@@ -254,11 +266,12 @@ class ShmComm(Comm):
                 spins = 0
                 started = started or time.monotonic()
                 lost = self._sleep(seen, pending)
-                if not lost and time.monotonic() - started > self._timeout_s:
-                    peers = sorted({peer for stream in pending for peer in stream.end.peers})
-                    raise GroupFailed(
-                        f"rank {self._rank} waited {self._timeout_s:g} s in {tag} for ranks {peers}"
-                    )
+                self._check_patience(started, pending, tag)
+
+    def _check_patience(self, started: float, pending: Sequence[_Stream], tag: str) -> None:
+        if time.monotonic() - started > self._timeout_s:
+            peers = sorted({peer for stream in pending for peer in stream.end.peers})
+            raise GroupFailed(f"rank {self._rank} waited {self._timeout_s:g} s in {tag} for ranks {peers}")
 
     def _step(self, stream: _Stream, stamp: int, tag: str) -> bool:
         """Pass as many chunks as the channel takes now; False if none."""
@@ -315,7 +328,7 @@ class ShmComm(Comm):
 
     def _has_ended(self, peer: int) -> bool:
         watch = self._watches.get(peer)
-        dead = watch is not None and bool(select.select([watch], [], [], 0)[0])
+        dead = watch is not None and watch.ended()
         return dead or bool(self._words[self._map.closed[peer]])
 
 

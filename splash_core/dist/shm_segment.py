@@ -98,7 +98,7 @@ def create_segment(num_ranks: int) -> int:
 
 
 class Segment:
-    """A mapped segment. `fd` may be closed by its owner once this exists."""
+    """A mapped segment, unmapped with its last reference. `fd` may be closed once this exists."""
 
     def __init__(self, fd: int, num_ranks: int) -> None:
         self.map = SegmentMap.build(num_ranks)
@@ -112,9 +112,3 @@ class Segment:
         self._anchor = ctypes.c_char.from_buffer(self._memory)
         self.address = ctypes.addressof(self._anchor)
         self.words = memoryview(self._memory).cast("Q")
-
-    def close(self) -> None:
-        """Unmap; words and address are invalid afterwards."""
-        self.words.release()
-        del self._anchor
-        self._memory.close()

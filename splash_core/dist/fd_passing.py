@@ -1,0 +1,89 @@
+"""Hands a file descriptor to another process of the same user and host over a Unix socket.
+
+Memory shared this way has no name in any file system, so nothing is left behind after a kill and no
+container limit on /dev/shm applies. Invariant: both ends check that the other runs as the same user.
+"""
+
+import os
+import secrets
+import socket
+import struct
+import time
+
+from splash_core.errors import GroupFailed, Unavailable
+
+_UCRED = struct.Struct("3i")
+_MAX_NOTE_BYTES = 65536
+
+
+def fresh_address() -> str:
+    """An unguessable address in the abstract namespace (no file): `@splash-…`."""
+    return f"@splash-{secrets.token_hex(8)}"
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket at an `@abstract` address."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(_native(address))
+    server.listen(64)
+    return server
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Does the process at the other end run as this user?"""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    _, uid, _ = _UCRED.unpack(raw)
+    return uid == os.getuid()
+
+
+def send_fd(connection: socket.socket, fd: int, note: bytes = b"-") -> None:
+    """Send a copy of `fd` with a short note (1 … 65,536 bytes)."""
+    socket.send_fds(connection, [note], [fd])
+
+
+def fetch_fd(address: str, *, timeout_s: float) -> tuple[int, bytes]:
+    """Connect to `address` and receive `(descriptor, note)`; the caller closes the descriptor.
+
+    Raises:
+        Unavailable: nobody of this user serves a descriptor there within `timeout_s`.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(_native(address))
+            if not same_user(connection):
+                raise Unavailable(f"{address} is served by another user")
+            note, fds, _, _ = socket.recv_fds(connection, _MAX_NOTE_BYTES, 1)
+    except OSError as error:
+        raise Unavailable(f"no memory is served at {address}: {error}; has its process ended?") from error
+    if not fds:
+        raise Unavailable(f"{address} closed the connection without handing over memory")
+    return fds[0], note
+
+
+def hand_out_fd(server: socket.socket, fd: int, *, clients: int, timeout_s: float) -> None:
+    """Give `fd` to that many clients of this user, then return.
+
+    Raises:
+        GroupFailed: fewer came within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    served = 0
+    while served < clients:
+        server.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            connection, _ = server.accept()
+        except TimeoutError as error:
+            raise GroupFailed(
+                f"only {served} of {clients} peers fetched the shared segment within {timeout_s:g} s"
+            ) from error
+        with connection:
+            if same_user(connection):
+                send_fd(connection, fd)
+                served += 1
+
+
+def _native(address: str) -> str:
+    if not address.startswith("@"):
+        raise ValueError(f"expected an @abstract socket address, got {address!r}")
+    return "\0" + address[1:]
