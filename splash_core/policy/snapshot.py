@@ -65,6 +65,15 @@ class InputAges:
     pools_s: float | None = 0.0
     handoff_s: float | None = 0.0
 
+    def by_name(self) -> dict[str, float | None]:
+        """Input → age, for checks and records."""
+        return {
+            "running": self.running_s,
+            "waiting": self.waiting_s,
+            "pools": self.pools_s,
+            "handoff": self.handoff_s,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -93,3 +102,12 @@ class Snapshot:
     measured_step_s: float | None = None
     """Median of recent step times in the present layout; recorded beside the prediction."""
     ages: InputAges = InputAges()
+
+    @property
+    def is_idle(self) -> bool:
+        """True when no row is left to compute: nothing waits, and prompts that run are all done."""
+        if self.waiting:
+            return False
+        if self.phase is Phase.DECODE:
+            return not self.running
+        return not any(running.remaining_prompt for running in self.running)

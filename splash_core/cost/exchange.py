@@ -1,0 +1,99 @@
+"""t_exchange: bytes and collectives that one layer's attention sends across ranks, design §4.
+
+Bytes are what the fullest rank receives. The engine counts the same bytes per collective, and tests hold
+both against the design's formulas.
+"""
+
+from dataclasses import dataclass
+
+from splash_core.cost.precision import Precision
+from splash_core.cost.profile import HardwareProfile
+from splash_core.cost.shares import Shares
+from splash_core.layout.forms import CpStorage
+from splash_core.layout.layout import KvHistory, Matrix
+from splash_core.spec.model import ModelSpec
+
+_LSE_BYTES = 4
+_INDEX_CANDIDATE_BYTES = 8
+"""A score and a position, per key that a stripe proposes for the top-k."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One layer's exchange, over all steps of a load."""
+
+    collectives: float
+    received_bytes: float
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        """Both, one after the other."""
+        return Traffic(self.collectives + other.collectives, self.received_bytes + other.received_bytes)
+
+
+def exchange_time(spec: ModelSpec, precision: Precision, profile: HardwareProfile, shares: Shares) -> float:
+    """Seconds of one layer's exchange, over all steps of the load."""
+    traffic = attention_traffic(spec, precision, shares)
+    return traffic.collectives * profile.collective_latency_s + traffic.received_bytes / profile.link_bps
+
+
+def attention_traffic(spec: ModelSpec, precision: Precision, shares: Shares) -> Traffic:
+    """What one layer's attention exchanges under the shares' rule."""
+    if shares.num_ranks == 1 or shares.total.rows == 0:
+        return Traffic(0, 0)
+    if shares.rule.history is KvHistory.STRIPED:
+        return _striped(spec, precision, shares)
+    if not shares.sharded(Matrix.Q_B):
+        return Traffic(0, 0)
+    width = precision.activation_bytes
+    if shares.rule.history is KvHistory.ALL:
+        gathered = _gather_rows(shares, spec.q_in + spec.kv_row, width)
+        return gathered.plus(scatter_rows(shares, spec.hidden, width))
+    queries = _gather_rows(shares, spec.q_in, width)
+    return queries.plus(_owner_exchange(spec, width, shares)).plus(scatter_rows(shares, spec.hidden, width))
+
+
+def gather_received(shares: Shares) -> float:
+    """Rows that the emptiest rank receives when all rows are gathered everywhere."""
+    return shares.total.rows - shares.home_min
+
+
+def _gather_rows(shares: Shares, numbers: int, width: int) -> Traffic:
+    return Traffic(shares.steps, gather_received(shares) * numbers * width)
+
+
+def scatter_rows(shares: Shares, numbers: int, width: int) -> Traffic:
+    """Partial sums of all rows to their homes: the fullest home receives T-1 parts of its rows."""
+    return Traffic(shares.steps, (shares.num_ranks - 1) * shares.home_rows * numbers * width)
+
+
+def _owner_exchange(spec: ModelSpec, width: int, shares: Shares) -> Traffic:
+    """Heads to owners and back, equation (4): queries in, outputs out, on the fullest owner's link."""
+    if shares.sharded(Matrix.KV_B):
+        numbers = 2 * spec.kv_lora_rank + spec.rope_dim
+    else:
+        # The owner absorbs with its own KV-B (DOP-P).
+        numbers = spec.nope_dim + spec.rope_dim + spec.v_dim
+    others = 1 - 1 / shares.num_ranks
+    return Traffic(2 * shares.steps, shares.home_rows * others * spec.heads * numbers * width)
+
+
+def _striped(spec: ModelSpec, precision: Precision, shares: Shares) -> Traffic:
+    width = precision.activation_bytes
+    if shares.storage is CpStorage.PASS_Q:
+        # Every rank attends to its stripe for all rows, and returns per-head values with their LSE.
+        out_bytes = spec.heads * (spec.v_dim * width + _LSE_BYTES)
+        indexed = _index_layers(spec)
+        if spec.indexer is not None:
+            out_bytes += indexed * spec.indexer.top_k * _INDEX_CANDIDATE_BYTES
+        returned = (shares.num_ranks - 1) * shares.home_rows * out_bytes
+        gathered = _gather_rows(shares, spec.q_in, width)
+        return gathered.plus(Traffic((1 + indexed) * shares.steps, returned))
+    # The history of one layer, and the chunk's own rows with it, into staging.
+    row = precision.latent_row_bytes(spec) + _index_layers(spec) * precision.index_row_bytes(spec)
+    others = 1 - 1 / shares.num_ranks
+    return Traffic(2 * shares.steps, shares.total.keys * others * row)
+
+
+def _index_layers(spec: ModelSpec) -> float:
+    """The share of attention layers that score keys."""
+    return 0.0 if spec.indexer is None else spec.indexer.layers / spec.num_mla_layers

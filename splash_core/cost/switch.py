@@ -1,0 +1,137 @@
+"""What a switch costs: bytes per rank and layer from the rules, and exposed time by equation (7).
+
+Estimates for the policy, from token counts alone; the planner's manifest has the exact pages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from splash_core.cost.precision import Precision
+from splash_core.cost.profile import HardwareProfile
+from splash_core.layout.layout import KvHistory, LayoutRule, Matrix, Projection
+from splash_core.spec.model import ModelSpec
+from splash_core.switch.manifest import Primitive, SwitchMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchBytes:
+    """Received by the fullest rank, per layer."""
+
+    weights: int
+    kv: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchCost:
+    """Predicted cost of one switch."""
+
+    bytes_per_rank: int
+    """Received by the fullest rank, all layers."""
+    exposed_s: float
+    """By how much the switching step is longer than a step with the state in place."""
+    contention_s: float
+    """Slow-down of computation, and of pushes under way, by transfers that hide behind it."""
+
+    @property
+    def total_s(self) -> float:
+        """What a gain has to exceed."""
+        return self.exposed_s + self.contention_s
+
+
+def weight_primitive(rule_from: LayoutRule, rule_to: LayoutRule) -> Primitive:
+    """What supplies the projections: equation (2)."""
+    if any(_gathers(rule_from, rule_to, matrix) for matrix in Matrix):
+        return Primitive.ALL_GATHER
+    if any(_gathers(rule_to, rule_from, matrix) for matrix in Matrix):
+        return Primitive.DISCARD
+    return Primitive.KEEP
+
+
+def kv_primitive(rule_from: LayoutRule, rule_to: LayoutRule) -> Primitive:
+    """What supplies the histories: equation (3) over the rules' placements."""
+    if rule_from.history is rule_to.history:
+        return Primitive.KEEP
+    if rule_from.history is KvHistory.ALL:
+        return Primitive.DISCARD
+    if rule_to.history is KvHistory.ALL:
+        return Primitive.ALL_GATHER
+    return Primitive.ALL_TO_ALL
+
+
+def switch_bytes(
+    spec: ModelSpec,
+    precision: Precision,
+    rule_from: LayoutRule,
+    rule_to: LayoutRule,
+    *,
+    owner_tokens: Sequence[int],
+) -> SwitchBytes:
+    """Bytes that the fullest rank lacks, per layer.
+
+    Args:
+        spec: the model.
+        precision: stored types.
+        rule_from: the present layout.
+        rule_to: the layout wanted.
+        owner_tokens: cached tokens of each rank's own requests, `[T]`.
+    """
+    ranks, total = len(owner_tokens), sum(owner_tokens)
+    weights = sum(
+        precision.matrix_bytes(spec, matrix) * (ranks - 1) // ranks
+        for matrix in Matrix
+        if _gathers(rule_from, rule_to, matrix)
+    )
+    missing = 0.0
+    match kv_primitive(rule_from, rule_to):
+        case Primitive.ALL_GATHER:
+            held = min(owner_tokens) if rule_from.history is KvHistory.OWNER else total / ranks
+            missing = total - held
+        case Primitive.ALL_TO_ALL if rule_to.history is KvHistory.STRIPED:
+            missing = (total - min(owner_tokens)) / ranks
+        case Primitive.ALL_TO_ALL:
+            missing = max(owner_tokens) * (ranks - 1) / ranks
+        case _:
+            pass
+    row = precision.kv_token_bytes(spec) / spec.num_mla_layers
+    return SwitchBytes(weights=weights, kv=round(missing * row))
+
+
+def switch_cost(
+    profile: HardwareProfile,
+    moved: SwitchBytes,
+    *,
+    layers: int,
+    step_s: float,
+    mode: SwitchMode = SwitchMode.OVERLAPPED,
+    pending_bytes: int = 0,
+) -> SwitchCost:
+    """Exposed and contention time of a switch, equation (7) with one staging buffer.
+
+    Args:
+        profile: θ.
+        moved: bytes per layer on the fullest rank.
+        layers: layers that hold state.
+        step_s: predicted time of the switching step in the destination layout.
+        mode: how the manifest is executed.
+        pending_bytes: bytes of pushes under way on the same links.
+    """
+    transfer = sum(
+        profile.collective_latency_s + size / profile.link_bps for size in (moved.weights, moved.kv) if size
+    )
+    total = layers * (moved.weights + moved.kv)
+    delayed = (pending_bytes / profile.link_bps) if transfer else 0.0
+    if mode is SwitchMode.BLOCKING:
+        return SwitchCost(bytes_per_rank=total, exposed_s=layers * transfer, contention_s=delayed)
+    compute = step_s / layers
+    exposed = transfer + (layers - 1) * max(0.0, transfer - compute)
+    hidden = (layers - 1) * min(transfer, compute)
+    return SwitchCost(
+        bytes_per_rank=total, exposed_s=exposed, contention_s=hidden * profile.interference + delayed
+    )
+
+
+def _gathers(rule_from: LayoutRule, rule_to: LayoutRule, matrix: Matrix) -> bool:
+    return (
+        rule_from.projections[matrix] is Projection.SHARDED
+        and rule_to.projections[matrix] is Projection.REPLICATED
+    )

@@ -1,0 +1,96 @@
+"""The record of one decision: what was seen, predicted and concluded. Kept, exported and shown."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from splash_core.layout.layout import Layout
+from splash_core.policy.snapshot import Phase
+
+
+class Verdict(StrEnum):
+    """What a decision concludes."""
+
+    SWITCH = "SWITCH"
+    HOLD = "HOLD"
+    """Staying is right, or waiting is."""
+    REJECT = "REJECT"
+    """Another layout is wanted and cannot be entered."""
+
+
+class Cause(StrEnum):
+    """The kind of reason, for counting and for collapsing repeated records."""
+
+    LEAD = "lead"
+    PINNED = "pinned"
+    MANUAL_HOLD = "manual_hold"
+    SWITCH_PENDING = "switch_pending"
+    MISSING_INPUT = "missing_input"
+    STALE_INPUT = "stale_input"
+    IDLE = "idle"
+    NO_LEAD = "no_lead"
+    CONFIRMING = "confirming"
+    DWELL = "dwell"
+    COST = "cost"
+    BUDGET = "budget"
+    SHADOW = "shadow"
+    NO_ROOM = "no_room"
+    INFEASIBLE = "infeasible"
+    REFUSED = "refused"
+    """The planner refused the manifest, after a SWITCH verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One evaluation of the policy. `layout_to` is the layout preferred, also when it is not entered."""
+
+    time_s: float
+    phase: Phase
+    group: str
+    verdict: Verdict
+    cause: Cause
+    reason: str
+    layout_from: Layout
+    layout_to: Layout
+    predicted_ms: Mapping[Layout, float]
+    """Step time of every feasible layout."""
+    refused: Mapping[Layout, str]
+    """Why each other layout is out of the question."""
+    cost_ms: float
+    """Exposed time and contention charge of a switch to `layout_to`."""
+    inputs: Mapping[str, Any]
+
+    @property
+    def switches(self) -> bool:
+        """True when the group should switch to `layout_to`."""
+        return self.verdict is Verdict.SWITCH
+
+    def to_json(self) -> dict[str, Any]:
+        """The record in the shape of `GET /admin/decisions`."""
+        return {
+            "time": self.time_s,
+            "phase": self.phase.value,
+            "group": self.group,
+            "verdict": self.verdict.value,
+            "cause": self.cause.value,
+            "reason": self.reason,
+            "from": self.layout_from.value,
+            "to": self.layout_to.value,
+            "predicted_ms": {layout.value: round(ms, 4) for layout, ms in self.predicted_ms.items()},
+            "feasible": {
+                **{layout.value: True for layout in self.predicted_ms},
+                **{layout.value: False for layout in self.refused},
+            },
+            "refused": {layout.value: why for layout, why in self.refused.items()},
+            "cost_ms": round(self.cost_ms, 4),
+            "inputs": {name: _plain(value) for name, value in self.inputs.items()},
+        }
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: what is infinite is null."""
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value

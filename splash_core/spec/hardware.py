@@ -1,0 +1,136 @@
+"""Devices by name: what one rank computes, reads, exchanges and holds.
+
+Every figure is *attainable*, not peak, and says where it comes from. A deployment's own calibrated
+profile replaces them; these only have to be good enough to plan with, and to rank layouts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from splash_core.errors import ConfigError
+from splash_core.units import GIB, Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One rank's device and its link to the other ranks of a group."""
+
+    name: str
+    memory_bytes: Bytes
+    """Device memory that a process can see, before the memory fraction is applied."""
+    flops: Mapping[str, float]
+    """Matrix-multiply rate per element type of the weights, FLOP/s."""
+    attention_flops: Mapping[str, float]
+    """Rate of the attention kernel when it is bound by compute, per element type of the queries, FLOP/s."""
+    weight_read_bps: float
+    """Bytes of weights streamed per second."""
+    kv_read_bps: float
+    """Bytes of paged KV history read per second."""
+    link_bps: float
+    """Bytes received per second by one rank in a large collective of the group."""
+    collective_latency_s: float
+    """Time of a collective that carries next to nothing."""
+    layer_overhead_s: float
+    """Time per layer that neither bytes nor FLOPs explain: launches, small kernels."""
+    interference: float
+    """Seconds that a step slows down per second of transfer hidden behind it."""
+    sparse_head_tile: int
+    """Heads that a sparse attention kernel computes at least (FlashMLA's takes 64 at a time)."""
+    provenance: str
+    """`measured`, or `analytical` with the rule by which peaks were reduced."""
+
+
+_ANALYTICAL = "analytical: 0.78 of the published GEMM peak, 0.88 of memory and 0.67 of link bandwidth"
+
+
+def _gpu(
+    name: str,
+    *,
+    memory_gib: float,
+    bf16_peak: float,
+    memory_bps: float,
+    link_bps: float,
+    fp8_peak: float | None = None,
+) -> GpuSpec:
+    """A GPU by its published peaks, reduced by the ratios that were measured on H200."""
+    fp8 = (2 * bf16_peak if fp8_peak is None else fp8_peak) * 0.78
+    bf16 = bf16_peak * 0.78
+    return GpuSpec(
+        name=name,
+        memory_bytes=Bytes(int(memory_gib * GIB)),
+        flops=MappingProxyType({"bf16": bf16, "fp8": fp8}),
+        attention_flops=MappingProxyType({"bf16": bf16_peak * 0.6, "fp8": bf16_peak * 0.6}),
+        weight_read_bps=memory_bps * 0.88,
+        kv_read_bps=memory_bps * 0.56,
+        link_bps=link_bps * 0.67,
+        collective_latency_s=20e-6,
+        layer_overhead_s=25e-6,
+        interference=0.5,
+        sparse_head_tile=64,
+        provenance=_ANALYTICAL,
+    )
+
+
+_H200 = GpuSpec(
+    name="h200",
+    memory_bytes=Bytes(int(139.8 * GIB)),
+    flops=MappingProxyType({"bf16": 780e12, "fp8": 1540e12}),
+    attention_flops=MappingProxyType({"bf16": 600e12, "fp8": 600e12}),
+    weight_read_bps=4.3e12,
+    kv_read_bps=2.7e12,
+    link_bps=304e9,
+    collective_latency_s=20e-6,
+    layer_overhead_s=25e-6,
+    interference=0.5,
+    sparse_head_tile=64,
+    provenance=(
+        "measured on 4 GPUs over NVLink: bf16 GEMM 770–800 TFLOP/s, copy 4.3 TB/s, paged MLA decode "
+        "2.4–3.0 TB/s, MLA prefill 615 TFLOP/s, all-gather of 64 MiB 304 GB/s, collectives in a graph "
+        "16–25 us; analytical: fp8 rate (peak times the bf16 ratio), layer overhead, interference"
+    ),
+)
+
+_CPU = GpuSpec(
+    name="cpu",
+    memory_bytes=Bytes(4 * GIB),
+    flops=MappingProxyType({"fp64": 20e9, "fp32": 40e9, "bf16": 20e9}),
+    attention_flops=MappingProxyType({"fp64": 15e9, "fp32": 30e9, "bf16": 15e9}),
+    weight_read_bps=8e9,
+    kv_read_bps=4e9,
+    link_bps=1e9,
+    collective_latency_s=0.3e-3,
+    layer_overhead_s=0.2e-3,
+    interference=1.0,
+    sparse_head_tile=1,
+    provenance=(
+        "analytical: one core a rank on a small cloud machine, shared-memory collectives; "
+        "nothing hides behind computation where cores are shared, hence interference 1"
+    ),
+)
+
+GPUS: Mapping[str, GpuSpec] = MappingProxyType(
+    {
+        gpu.name: gpu
+        for gpu in (
+            _H200,
+            _gpu("h100", memory_gib=79.1, bf16_peak=989e12, memory_bps=3.35e12, link_bps=450e9),
+            _gpu("h20", memory_gib=95.6, bf16_peak=148e12, memory_bps=4.0e12, link_bps=450e9),
+            _gpu("b200", memory_gib=178.4, bf16_peak=2250e12, memory_bps=8.0e12, link_bps=900e9),
+            _CPU,
+        )
+    }
+)
+"""Known devices by name in lower case."""
+
+
+def named_gpu(name: str) -> GpuSpec:
+    """The device called `name`, in upper or lower case.
+
+    Raises:
+        ConfigError: the name is unknown; lists the known ones.
+    """
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
+        raise ConfigError(f"device {name!r} is not known; name one of {', '.join(GPUS)}")
+    return gpu
