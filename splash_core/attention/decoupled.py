@@ -62,7 +62,7 @@ class DecoupledOwnership(LayoutAttention):
     def _heads_from_owners(self, out_NHr: Tensor) -> Tensor:
         """`[N_j, H, r]` of the rows owned here → `[N, H/T, r]` of all rows."""
         owned, ranks = self.batch.counts[self.ctx.rank], self.ctx.num_ranks
-        blocks = out_NHr.view(owned, ranks, -1, out_NHr.shape[-1]).transpose(0, 1)
+        blocks = out_NHr.view(owned, ranks, out_NHr.shape[1] // ranks, out_NHr.shape[-1]).transpose(0, 1)
         return self.ctx.comm.all_to_all_rows(
             blocks.flatten(0, 1).contiguous(), [owned] * ranks, self.batch.counts, tag="dop.out_from_owners"
         )

@@ -52,7 +52,7 @@ def head_queries(ctx: RankContext, layer: int, q_NQ: Tensor, positions_N: Tensor
     """`[N, H, D]`: per-head queries, the rope part rotated."""
     w_HDQ = ctx.arena.projection(layer, Matrix.Q_B, kind)
     heads, head_dim, _ = w_HDQ.shape
-    q_NHD = torch.matmul(q_NQ, w_HDQ.view(heads * head_dim, -1).T).view(-1, heads, head_dim)
+    q_NHD = torch.matmul(q_NQ, w_HDQ.view(heads * head_dim, -1).T).view(q_NQ.shape[0], heads, head_dim)
     nope = ctx.spec.nope_dim
     return torch.cat([q_NHD[..., :nope], ctx.rotary.rotate(q_NHD[..., nope:], positions_N)], dim=-1)
 
@@ -74,7 +74,7 @@ def head_values(ctx: RankContext, layer: int, out_NHr: Tensor, kind: Projection)
 def project_out(ctx: RankContext, layer: int, out_NHv: Tensor, kind: Projection) -> Tensor:
     """`[N, d]`: W_O over the view's heads; a partial sum when the view is sharded. No bias."""
     w_Hvd = ctx.arena.projection(layer, Matrix.O, kind)
-    return torch.matmul(out_NHv.reshape(out_NHv.shape[0], -1), w_Hvd.view(-1, w_Hvd.shape[-1]))
+    return torch.matmul(out_NHv.flatten(1), w_Hvd.view(-1, w_Hvd.shape[-1]))
 
 
 def add_output_bias(ctx: RankContext, layer: int, out_ND: Tensor) -> Tensor:

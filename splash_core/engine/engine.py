@@ -7,7 +7,6 @@ Legend: N rows of the step, N_j at home here, M rows whose logits are wanted, V 
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,8 +25,9 @@ from splash_core.ids import Epoch
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import RULES, Layout, Matrix, Projection
 from splash_core.layout.slots import ArenaMap
+from splash_core.model.checkpoint import Checkpoint, Progress
 from splash_core.model.rope import RotaryTable, softmax_scale
-from splash_core.model.weights import Checkpoint, load_shard, read_projection
+from splash_core.model.weights import load_shard, planned_bytes, read_projection
 from splash_core.scheduling.step import PromptLogprobs, SampledToken, StepPlan, StepResult, StepTimes
 from splash_core.spec.model import ModelSpec
 
@@ -53,7 +53,7 @@ class RankEngine:
         comms: RankComms,
         dtype: torch.dtype,
         layout: Layout,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> "RankEngine":
         """Read this rank's weights; in a replicated layout also the other ranks' projection shards.
 
@@ -70,21 +70,21 @@ class RankEngine:
         Raises:
             ConfigError: the checkpoint does not fit the spec; names what is missing or left over.
         """
-        spec.check_servable()
         rank, num_ranks = comms.compute.rank, comms.compute.size
         views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
-        with Checkpoint.open(checkpoint, progress=progress) as source:
-            weights = load_shard(
-                source, spec, rank=rank, num_ranks=num_ranks, dtype=dtype, device=comms.device
-            )
-            _load_projections(source, views, RULES[layout].projections[Matrix.Q_B])
-            source.check_leftovers(spec)
+        kind = RULES[layout].projections[Matrix.Q_B]
+        with Checkpoint.open(checkpoint, spec=spec) as source:
+            if progress is not None:
+                heads = spec.heads if kind is Projection.REPLICATED else spec.heads // views.shards
+                source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
+            weights = load_shard(source, spec, rank, num_ranks, dtype, comms.device)
+            _load_projections(source, views, kind)
         ctx = RankContext(
             comm=comms.compute,
             arena=views,
             spec=spec,
             weights=weights,
-            rotary=RotaryTable(spec, dtype=dtype, device=comms.device),
+            rotary=RotaryTable(spec, dtype, comms.device),
             scale=softmax_scale(spec),
             device=comms.device,
             dtype=dtype,
@@ -158,7 +158,7 @@ def _load_projections(source: Checkpoint, arena: Arena, kind: Projection) -> Non
         for owner in wanted:
             rows = read_projection(source, arena.spec, layer, matrix, owner * heads, (owner + 1) * heads)
             place = arena.shard(layer, matrix, owner)
-            place.copy_(rows.view(place.shape))
+            place.view(rows.shape).copy_(rows)
 
 
 def _no_wait(layer: int) -> None:

@@ -10,8 +10,8 @@ from splash_core.attention.batch import Batch, IntArray
 from splash_core.attention.context import RankContext
 from splash_core.engine.decoder import home_logits
 from splash_core.engine.mirror import Mirrors
-from splash_core.model.sampler import SampleRow, sample, score
-from splash_core.scheduling.step import PromptLogprobs, SampledToken, TokenLogprobs
+from splash_core.model.sampler import SampleRow, sample, token_logprobs
+from splash_core.scheduling.step import PromptLogprobs, SampledToken
 
 SCORED_ROWS_AT_ONCE = 64
 """Prompt rows per rank whose full logits are held at once."""
@@ -38,9 +38,10 @@ def draw_tokens(
                 params=mirror.sampling, position=sequence.end, prompt=mirror.prompt, output=mirror.output
             )
         )
+    drawn = sample(logits_MV, rows)
     return tuple(
-        SampledToken(seq=sequence.seq, token=drawn.token, logprobs=drawn.logprobs)
-        for sequence, drawn in zip(sequences, sample(logits_MV, rows), strict=True)
+        SampledToken(seq=sequence.seq, token=token, logprobs=logprobs)
+        for sequence, token, logprobs in zip(sequences, drawn.tokens, drawn.logprobs, strict=True)
     )
 
 
@@ -69,8 +70,8 @@ def _score_row(batch: Batch, mirrors: Mirrors, row: int, logits_V: Tensor) -> Pr
     mirror = mirrors[sequence.seq]
     position = int(batch.position_N[row]) + 1
     top = mirror.sampling.prompt_logprobs or 0
-    entry: TokenLogprobs = score(logits_V[None], [mirror.tokens[position]], [top])[0]
-    return PromptLogprobs(seq=sequence.seq, first_position=position, entries=(entry,))
+    entries = token_logprobs(logits_V[None], [mirror.tokens[position]], top)
+    return PromptLogprobs(seq=sequence.seq, first_position=position, entries=entries)
 
 
 def _pieces(batch: Batch, wanted_N: np.ndarray) -> list[np.ndarray]:

@@ -1,0 +1,75 @@
+"""An engine whose steps report every row's logits, and a driver that runs plans on ranks as threads."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from splash_core.attention.batch import build_batch
+from splash_core.attention.registry import create_attention
+from splash_core.dist.comm import RankComms
+from splash_core.dist.inprocess import run_ranks
+from splash_core.engine.decoder import hidden_rows, home_logits
+from splash_core.engine.engine import RankEngine
+from splash_core.ids import SeqId
+from splash_core.layout.layout import Layout
+from splash_core.layout.slots import ArenaMap
+from splash_core.scheduling.step import StepPlan
+from splash_core.spec.model import ModelSpec
+
+RowKey = tuple[SeqId, int]
+
+
+class LogitEngine(RankEngine):
+    """Keeps `{(seq, position): logits}` of home rows in `rows` instead of drawing tokens."""
+
+    def _run_rows(self, plan, switch):
+        self.rows = getattr(self, "rows", {})
+        batch = build_batch(
+            plan,
+            self._mirrors.tables(),
+            rank=self.ctx.rank,
+            num_ranks=self.ctx.num_ranks,
+            page_size=self.ctx.arena.map.page_size,
+            device=self.ctx.device,
+        )
+        attention = create_attention(plan.layout, self.ctx, batch)
+        wait = (lambda layer: None) if switch is None else switch.wait_layer
+        hidden = hidden_rows(self.ctx, batch, attention, wait)
+        logits = home_logits(self.ctx, hidden, batch.counts)
+        for row, values in zip(range(batch.num_rows)[batch.home], logits, strict=True):
+            seq = batch.sequences[batch.sequence_N[row]].seq
+            self.rows[seq, int(batch.position_N[row])] = values.clone()
+        return (), ()
+
+
+def run_plans(
+    checkpoint: Path,
+    spec: ModelSpec,
+    arena: ArenaMap,
+    layout: Layout,
+    plans: Sequence[StepPlan],
+    dtype: torch.dtype,
+    wrap_comms=lambda comms: comms,
+) -> dict[RowKey, torch.Tensor]:
+    """All rows' logits after running `plans` on T in-process ranks."""
+
+    def rank_main(comms: RankComms) -> dict[RowKey, torch.Tensor]:
+        engine = LogitEngine.load(
+            checkpoint,
+            spec=spec,
+            arena=arena,
+            memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8),
+            comms=wrap_comms(comms),
+            dtype=dtype,
+            layout=layout,
+        )
+        for plan in plans:
+            engine.step(plan)
+        return engine.rows
+
+    merged: dict[RowKey, torch.Tensor] = {}
+    for rows in run_ranks(arena.num_ranks, rank_main):
+        assert not merged.keys() & rows.keys(), "a row is at home on two ranks"
+        merged.update(rows)
+    return merged
