@@ -1,0 +1,129 @@
+"""Who may start, and on which owner: by projected KV growth and by batch balance (design §8).
+
+A sequence is charged on each rank with the pages that it will hold there once it has produced all that it
+asked for. Admission keeps charges within the pool, so that without a switch nothing is ever preempted.
+"""
+
+from dataclasses import dataclass
+
+from splash_core.ids import PageId, RankId
+from splash_core.layout.layout import KvMode, KvPlacement
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.residency import Present, Residency, spread
+from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Pages per rank, `[T]` each."""
+
+    charged: list[int]
+    """Projected for everything admitted."""
+    due: list[int]
+    """Of those, needed for tokens that are known already but not allocated yet."""
+    owned: list[int]
+    """Sequences that prefer each rank as owner."""
+
+
+class Admission:
+    """Judges room for sequences that do not hold pages yet."""
+
+    def __init__(
+        self, *, roster: Roster, residency: Residency, present: Present, config: SchedulerConfig
+    ) -> None:
+        self.quarantine: list[PageId] = []
+        """Pages without a sequence that a writer outside may still reach."""
+        self._roster = roster
+        self._residency = residency
+        self._present = present
+        self._config = config
+        self._turn = 0
+
+    def load(self) -> Load:
+        """Charges of everything that holds pages."""
+        residency = self._residency
+        size = residency.num_ranks
+        load = Load(charged=[0] * size, due=[0] * size, owned=[0] * size)
+        for page in self.quarantine:
+            for rank in residency.table.ranks(page):
+                load.charged[rank] += 1
+        for sequence in self._roster.active():
+            load.owned[sequence.owner] += 1
+            self._charge(sequence, load)
+        return load
+
+    def choose_owner(self, sequence: Sequence, *, landing: bool) -> RankId | None:
+        """The best owner with room for the sequence, or None when there is no room now.
+
+        Args:
+            sequence: holds no pages yet.
+            landing: True when its known tokens land from outside, so must fit into ordinary slots.
+        """
+        load = self.load()
+        size = self._residency.num_ranks
+        candidates = [RankId((self._turn + index) % size) for index in range(size)]
+        fitting = [owner for owner in candidates if self._fits(sequence, owner, load, landing=landing)]
+        if not fitting:
+            return None
+        pages = self._residency.pages_for(sequence.held_tokens)
+        capacity = self._residency.capacity(self._present.layout)
+        total = sum(load.owned) + 1
+
+        def imbalance(owner: RankId) -> int:
+            # Share of the pool plus share of the batch, over a common denominator; the first minimum wins.
+            return (load.charged[owner] + pages) * total + load.owned[owner] * capacity
+
+        self._turn += 1
+        return min(fitting, key=imbalance)
+
+    def landing_placement(self, owner: RankId, rotation: int) -> KvPlacement:
+        """One copy of each page: where the layout wants it, striped where it wants it everywhere."""
+        placement = self._present.rule.placement(
+            num_ranks=self._residency.num_ranks, owner=owner, rotation=rotation
+        )
+        return KvPlacement(
+            owners=placement.owners, mode=KvMode.STRIPED, rotation=rotation % len(placement.owners)
+        )
+
+    def _fits(self, sequence: Sequence, owner: RankId, load: Load, *, landing: bool) -> bool:
+        residency = self._residency
+        size = residency.num_ranks
+        placement = self._present.rule.placement(num_ranks=size, owner=owner, rotation=sequence.rotation)
+        projected = spread(placement, residency.pages_for(sequence.held_tokens), size)
+        needed = spread(placement, residency.pages_for(self.first_tokens(sequence)), size)
+        room = residency.capacity(self._present.layout) * self._config.admission_overcommit
+        for rank in (RankId(rank) for rank in range(size)):
+            if projected[rank] and load.charged[rank] + projected[rank] > room:
+                return False
+            if needed[rank] and needed[rank] + load.due[rank] > residency.free(rank):
+                return False
+        if not landing:
+            return True
+        landed = spread(
+            self.landing_placement(owner, sequence.rotation),
+            residency.pages_for(self.first_tokens(sequence)),
+            size,
+        )
+        return all(
+            landed[rank] <= residency.table.free_slots(RankId(rank), allow_borrowed=False)
+            for rank in range(size)
+        )
+
+    def first_tokens(self, sequence: Sequence) -> int:
+        """Tokens to find room for at once: those known, and the next one where there will be one."""
+        return min(len(sequence.tokens) + 1, sequence.held_tokens)
+
+    def _charge(self, sequence: Sequence, load: Load) -> None:
+        residency = self._residency
+        size = residency.num_ranks
+        if sequence.state is SeqState.HANDOFF:
+            for rank, pages in enumerate(residency.copies_per_rank(sequence)):
+                load.charged[rank] += pages
+            return
+        placement = residency.placement(sequence)
+        projected = spread(placement, residency.pages_for(sequence.held_tokens), size)
+        needed = spread(placement, residency.pages_for(self.first_tokens(sequence)), size)
+        held = residency.copies_per_rank(sequence)
+        for rank in range(size):
+            load.charged[rank] += max(projected[rank], held[rank])
+            load.due[rank] += max(needed[rank] - held[rank], 0)

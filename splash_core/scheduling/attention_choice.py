@@ -1,0 +1,70 @@
+"""How a step attends: pure arithmetic on shapes, so that leader, policy and simulator agree (design §4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from splash_core.layout.forms import AttentionForm, CpStorage
+from splash_core.layout.layout import KvHistory, LayoutRule, Matrix, Projection
+from splash_core.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """Rows of one sequence in a step: `count` rows after `start` cached tokens."""
+
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """Keys that the last row sees."""
+        return self.start + self.count
+
+    @property
+    def pairs(self) -> int:
+        """Causal (query, key) pairs."""
+        return self.count * self.start + self.count * (self.count + 1) // 2
+
+
+def absorbed_flops(spec: ModelSpec, chunks: Sequence[ChunkShape]) -> int:
+    """Per head and layer: scores and output over latents, and both absorptions once per row."""
+    latent, rope = spec.kv_lora_rank, spec.rope_dim
+    per_row = 2 * latent * (spec.nope_dim + spec.v_dim)
+    return sum(chunk.pairs * 2 * (2 * latent + rope) + chunk.count * per_row for chunk in chunks)
+
+
+def expanded_flops(spec: ModelSpec, chunks: Sequence[ChunkShape]) -> int:
+    """Per head and layer: scores and output over heads' own keys and values, each key expanded once."""
+    per_pair = 2 * (spec.nope_dim + spec.rope_dim + spec.v_dim)
+    per_key = 2 * spec.kv_lora_rank * (spec.nope_dim + spec.v_dim)
+    return sum(chunk.pairs * per_pair + chunk.end * per_key for chunk in chunks)
+
+
+def may_expand(rule: LayoutRule) -> bool:
+    """True when the rank that holds a history also holds the KV-B heads that read it."""
+    return rule.history is KvHistory.ALL or rule.projections[Matrix.KV_B] is Projection.REPLICATED
+
+
+def choose_form(spec: ModelSpec, rule: LayoutRule, chunks: Sequence[ChunkShape]) -> AttentionForm:
+    """The form with fewer flops for the step's chunks; single rows are absorbed anyway."""
+    many = [chunk for chunk in chunks if chunk.count > 1]
+    if not many or not may_expand(rule):
+        return AttentionForm.ABSORBED
+    if expanded_flops(spec, many) < absorbed_flops(spec, many):
+        return AttentionForm.EXPANDED
+    return AttentionForm.ABSORBED
+
+
+def choose_cp_storage(spec: ModelSpec, rule: LayoutRule, chunks: Sequence[ChunkShape]) -> CpStorage:
+    """Move the queries or the history of a step over striped histories, whichever is fewer numbers.
+
+    Both are counted per rank that is not home: a query row travels as q_a (or h) and comes back as output
+    and log-sum-exp per head; a history row travels as its KV row.
+    """
+    many = [chunk for chunk in chunks if chunk.count > 1]
+    if rule.history is not KvHistory.STRIPED or not many:
+        return CpStorage.PASS_Q
+    query_width = spec.hidden if spec.q_lora_rank is None else spec.q_lora_rank
+    queries = sum(chunk.count for chunk in many) * (query_width + spec.heads * (spec.v_dim + 1))
+    history = sum(chunk.start for chunk in many) * (spec.kv_lora_rank + spec.rope_dim)
+    return CpStorage.PASS_KV if history < queries else CpStorage.PASS_Q

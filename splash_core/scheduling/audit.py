@@ -1,0 +1,220 @@
+"""Where every slot of a group is, and what a policy may see of it: read-only views."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from splash_core.errors import InvariantBroken
+from splash_core.ids import Epoch, GroupId, PageId, RankId
+from splash_core.layout.layout import RULES, Layout
+from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.leases import OpenLease
+from splash_core.scheduling.limits import distinct_tokens, pool_pages
+from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.roles import Role
+from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAuditData:
+    """Slots of one rank; `slots == free + weights + kv + quarantined`."""
+
+    rank: RankId
+    slots: int
+    free: int
+    weights: int
+    """Slots that hold weights in the present layout, gaps included."""
+    kv: int
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAuditData:
+    """Every slot of a group, and the leases on them."""
+
+    group: GroupId
+    role: Role
+    layout: Layout
+    epoch: Epoch
+    pages_held: int
+    """Pages that hold slots; 0 after a drain."""
+    ranks: tuple[RankAuditData, ...]
+    leases: tuple[OpenLease, ...]
+    borrowed_pages_used: int
+    """Borrowed slots that have held KV pages at least once since start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTokens:
+    """Tokens of distinct history in a group."""
+
+    used: int
+    total: int
+    """What the pool holds in the present layout."""
+    projected: int
+    """Of everything admitted, prompt and projected output."""
+
+
+class Views:
+    """Builds audits and snapshots from the scheduler's state."""
+
+    def __init__(
+        self, *, roster: Roster, residency: Residency, present: Present, config: SchedulerConfig
+    ) -> None:
+        self._roster = roster
+        self._residency = residency
+        self._present = present
+        self._config = config
+
+    def audit(self, leases: tuple[OpenLease, ...]) -> GroupAuditData:
+        """Count every slot."""
+        table = self._residency.table
+        return GroupAuditData(
+            group=self._config.group,
+            role=self._config.role,
+            layout=self._present.layout,
+            epoch=self._present.epoch,
+            pages_held=table.num_pages,
+            ranks=tuple(self._rank(RankId(rank)) for rank in range(table.num_ranks)),
+            leases=leases,
+            borrowed_pages_used=len(self._residency.borrowed_used),
+        )
+
+    def kv_tokens(self) -> KvTokens:
+        """Tokens used, offered and promised."""
+        active = self._roster.active()
+        return KvTokens(
+            used=sum(sequence.cached for sequence in active),
+            total=distinct_tokens(self._residency.table.arena, self._present.layout),
+            projected=sum(sequence.held_tokens for sequence in active),
+        )
+
+    def snapshot(
+        self,
+        *,
+        time_s: float,
+        queued: Seq[WaitingSequence],
+        infeasible: Mapping[Layout, str],
+        switch_pending: bool,
+    ) -> Snapshot:
+        """What a policy may see.
+
+        Args:
+            time_s: now.
+            queued: requests that wait outside the scheduler (a decode leader's queue).
+            infeasible: why each layout that the group may not run is not feasible.
+            switch_pending: a switch is scheduled.
+        """
+        running = self._roster.within(SeqState.RUNNING, SeqState.LANDED)
+        waiting = [self._waiting(sequence) for sequence in self._roster.within(SeqState.WAITING)]
+        computing = any(not sequence.decoding for sequence in running) or bool(waiting)
+        prefill = self._config.role is not Role.DECODE and (self._config.role is Role.PREFILL or computing)
+        return Snapshot(
+            time_s=time_s,
+            group=self._config.group,
+            phase=Phase.PREFILL if prefill else Phase.DECODE,
+            layout=self._present.layout,
+            num_ranks=self._residency.num_ranks,
+            page_size=self._residency.table.arena.page_size,
+            chunk_tokens=self._config.chunk_tokens,
+            running=self._running(running),
+            waiting=(*waiting, *queued),
+            pools={layout: self._pool(layout, infeasible) for layout in Layout},
+            owner_tokens=self._owner_tokens(),
+            switch_pending=switch_pending,
+        )
+
+    def _rank(self, rank: RankId) -> RankAuditData:
+        table, arena = self._residency.table, self._residency.table.arena
+        quarantined = table.quarantined(rank)
+        usable = pool_pages(arena, self._present.layout)
+        used = table.pools[rank].num_used
+        return RankAuditData(
+            rank=rank,
+            slots=arena.num_slots,
+            free=usable - used,
+            weights=arena.num_slots - usable,
+            kv=used - quarantined,
+            quarantined=quarantined,
+        )
+
+    def _running(self, sequences: Seq[Sequence]) -> tuple[RunningSequence, ...]:
+        budget = self._config.chunk_tokens - sum(sequence.decoding for sequence in sequences)
+        views: list[RunningSequence] = []
+        for sequence in sequences:
+            rows = 1
+            if not sequence.decoding:
+                rows = max(min(sequence.remaining, budget), 0)
+                budget -= rows
+            left = max(sequence.held_tokens - sequence.num_prompt - sequence.num_generated, 0)
+            views.append(
+                RunningSequence(
+                    context_tokens=sequence.cached,
+                    step_rows=rows,
+                    remaining_prompt=0 if sequence.decoding else sequence.remaining,
+                    projected_output=left,
+                    owner=sequence.owner,
+                )
+            )
+        return tuple(views)
+
+    def _waiting(self, sequence: Sequence) -> WaitingSequence:
+        return WaitingSequence(
+            prompt_tokens=len(sequence.tokens),
+            projected_output=max(sequence.held_tokens - len(sequence.tokens), 0),
+        )
+
+    def _pool(self, layout: Layout, infeasible: Mapping[Layout, str]) -> LayoutPool:
+        table = self._residency.table
+        if layout not in self._config.layouts:
+            return LayoutPool(feasible=False, reason=infeasible.get(layout, "not among the group's layouts"))
+        free = min(
+            table.free_slots(RankId(rank), allow_borrowed=RULES[layout].borrows)
+            for rank in range(table.num_ranks)
+        )
+        page_size = table.arena.page_size
+        return LayoutPool(
+            feasible=True,
+            total_tokens=pool_pages(table.arena, layout) * page_size,
+            free_tokens=free * page_size,
+        )
+
+    def _owner_tokens(self) -> tuple[int, ...]:
+        tokens = [0] * self._residency.num_ranks
+        for sequence in self._roster.active():
+            for rank, pages in enumerate(self._residency.copies_per_rank(sequence)):
+                tokens[rank] += pages * self._residency.table.arena.page_size
+        return tuple(tokens)
+
+
+def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId]) -> None:
+    """Prove that pages, pins and states agree.
+
+    Raises:
+        InvariantBroken: names the sequence or page at fault.
+    """
+    table = residency.table
+    table.check_integrity()
+    known: set[PageId] = set(quarantine)
+    for sequence in roster:
+        name = f"sequence {sequence.seq} ({sequence.state})"
+        if sequence.holds_pages is False and (sequence.pages or sequence.cached):
+            raise InvariantBroken(f"{name} waits but holds {len(sequence.pages)} pages")
+        room = len(sequence.pages) * table.arena.page_size
+        if not sequence.cached <= min(len(sequence.tokens), room):
+            raise InvariantBroken(f"{name}: {sequence.cached} tokens cached in room for {room}")
+        placement = residency.placement(sequence)
+        for index, page in enumerate(sequence.pages):
+            if page in known:
+                raise InvariantBroken(f"{name}: page {page} has another user")
+            known.add(page)
+            pinned = sequence.state in (SeqState.LEASED, SeqState.HANDOFF)
+            if table.is_pinned(page) is not pinned:
+                raise InvariantBroken(f"{name}: page {page} is {'not ' if pinned else ''}pinned")
+            in_place = table.ranks(page) == tuple(sorted(placement.ranks_of_page(index)))
+            if sequence.state is SeqState.RUNNING and not in_place:
+                raise InvariantBroken(f"{name}: page {index} lies on ranks {table.ranks(page)}")
+    stray = set(table.pages) ^ known
+    if stray:
+        raise InvariantBroken(f"pages without a user, or users without a page: {sorted(stray)}")

@@ -1,0 +1,335 @@
+"""The leader's state machine of one worker group: requests in, step plans out, results in, events out.
+
+A facade: it keeps no rules of its own but the order in which its parts act. Pure and synchronous: the
+caller alternates `next_plan` and `complete`; every other method may be called at any time between.
+Invariant (`check_integrity`): every page has exactly one user, in a state that may hold it; what a step
+under way may touch is given to nobody outside before the step has ended.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from splash_core.errors import Conflict, InvariantBroken
+from splash_core.ids import Epoch, Incarnation, LeaseId, RequestId, SeqId, StepId
+from splash_core.layout.layout import Layout
+from splash_core.layout.ownership import PageCopy, PageTable
+from splash_core.layout.slots import ArenaMap
+from splash_core.policy.snapshot import Snapshot, WaitingSequence
+from splash_core.scheduling.admission import Admission
+from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
+from splash_core.scheduling.audit import GroupAuditData, KvTokens, Views, check_integrity
+from splash_core.scheduling.batching import Batcher, Rows
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
+from splash_core.scheduling.intake import Intake, Parts
+from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.limits import max_request_tokens
+from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.results import Retirement
+from splash_core.scheduling.sequence import Roster, SeqState
+from splash_core.scheduling.step import SequenceStep, StepPlan, StepResult, TokenLogprobs
+from splash_core.scheduling.switching import Boundary, Switcher
+from splash_core.spec.model import ModelSpec
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.manifest import Refusal, SwitchMode
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    plan: StepPlan
+    rows: tuple[Rows, ...]
+    layout_before: Layout
+
+
+class GroupScheduler:
+    """All decisions of one group's leader.
+
+    Args:
+        spec: the model.
+        arena: the slot map of each rank.
+        layout: the layout that the ranks start in.
+        config: settings.
+        clock: seconds, monotonic; used for ages in audits and snapshots only.
+        infeasible: why each layout that `config.layouts` leaves out is not feasible.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        arena: ArenaMap,
+        layout: Layout,
+        config: SchedulerConfig,
+        clock: Callable[[], float],
+        infeasible: Mapping[Layout, str] | None = None,
+    ) -> None:
+        if layout not in config.layouts:
+            raise Conflict(f"the group starts in {layout}, which is not among its layouts {config.layouts}")
+        self._spec = spec
+        self._config = config
+        self._clock = clock
+        self._infeasible = infeasible or {}
+        self._present = Present(layout=layout)
+        self._roster = Roster()
+        self._mirrors = Mirrors()
+        self._residency = Residency(
+            table=PageTable(arena), roster=self._roster, mirrors=self._mirrors, present=self._present
+        )
+        self._limit = max_request_tokens(spec, arena, config)
+        self._admission = Admission(
+            roster=self._roster, residency=self._residency, present=self._present, config=config
+        )
+        self._intake = Intake(
+            Parts(
+                roster=self._roster,
+                residency=self._residency,
+                admission=self._admission,
+                config=config,
+                limit=self._limit,
+            ),
+            clock=clock,
+        )
+        self._batcher = Batcher(
+            roster=self._roster, residency=self._residency, admission=self._admission, config=config
+        )
+        self._switcher = Switcher(
+            roster=self._roster, residency=self._residency, present=self._present, config=config
+        )
+        self._retirement = Retirement(roster=self._roster, intake=self._intake, role=config.role)
+        self._views = Views(
+            roster=self._roster, residency=self._residency, present=self._present, config=config
+        )
+        self._steps = 0
+        self._in_flight: _InFlight | None = None
+        self._events: list[Event] = []
+
+    # ------------------------------------------------------------------------------ requests
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens, prompt and output, of one request, in whatever layout the group may run."""
+        return self._limit
+
+    def add(self, request_id: RequestId, prompt: Sequence[int], sampling: SamplingParams) -> SeqId:
+        """Queue a prompt (prefill and combined groups).
+
+        Raises:
+            ContextTooLong: it could never fit; names the limit.
+            InvalidRequest: the prompt is empty, or this is a decode group.
+        """
+        return self._intake.add(request_id, tuple(prompt), sampling)
+
+    def reserve(self, request_id: RequestId, prompt: Sequence[int], sampling: SamplingParams) -> Grant | None:
+        """Lease pages for a prompt that is computed elsewhere (decode groups); None: no room now.
+
+        Raises:
+            ContextTooLong: it could never fit; names the limit.
+            InvalidRequest: the prompt is empty, max_tokens is 0, or this is not a decode group.
+        """
+        if self._moving:
+            # Slots that the manifest under way vacates look free, but ranks may still read them.
+            return None
+        return self._intake.reserve(request_id, tuple(prompt), sampling)
+
+    def claim(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> None:
+        """A writer is about to write the pages of a lease; idempotent. Raises `Conflict`."""
+        self._intake.claim(lease, attempt=attempt, incarnation=incarnation, writer=writer)
+
+    def abandon(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> None:
+        """The writer has stopped for good: quarantined pages come back, a live lease may be claimed anew.
+
+        Idempotent. Raises `Conflict` when attempt or incarnation differ.
+        """
+        self._intake.abandon(lease, attempt=attempt, incarnation=incarnation, writer=writer)
+
+    def writer_gone(self, writer: str) -> tuple[LeaseId, ...]:
+        """A writer's processes are proven dead; returns the leases that it had claimed."""
+        return self._intake.writer_gone(writer)
+
+    def landed(
+        self, completion: Completion, *, first_logprobs: TokenLogprobs | None = None
+    ) -> tuple[Event, ...]:
+        """All pages of a lease are written. Returns the first token, and the end if it is the last one.
+
+        A repeated completion is accepted without effect.
+
+        Raises:
+            Conflict: a field differs from the lease (named), or the lease has ended.
+        """
+        return self._intake.landed(completion, first_logprobs)
+
+    def cancel(self, seq: SeqId) -> None:
+        """The client has gone, at any point of the sequence's life. Idempotent."""
+        sequence = self._roster.find(seq)
+        if sequence is None:
+            return
+        if self._in_flight is not None and sequence.state is not SeqState.LEASED:
+            sequence.cancelled = True
+            return
+        self._intake.cancel(sequence)
+
+    def release(self, seq: SeqId) -> None:
+        """The pages of a prefilled sequence are pushed, or will not be: free them. Idempotent."""
+        sequence = self._roster.find(seq)
+        if sequence is not None and sequence.state is SeqState.HANDOFF:
+            self._intake.release(sequence)
+
+    def copies(self, seq: SeqId) -> tuple[tuple[PageCopy, ...], ...]:
+        """Where each page of a sequence is: the source of a handoff."""
+        table = self._residency.table
+        return tuple(table.copies(page) for page in self._roster.get(seq).pages)
+
+    # -------------------------------------------------------------------------------- steps
+
+    def request_switch(
+        self, layout: Layout, mode: SwitchMode = SwitchMode.OVERLAPPED
+    ) -> SwitchedEvent | SwitchDeferred | Refusal | None:
+        """Switch at the next step boundary.
+
+        Returns:
+            None when scheduled: a `SwitchedEvent` (or, if things change until then, a
+            `SwitchRefusedEvent`) follows. A `SwitchedEvent` at once when the group runs in `layout`
+            already. `SwitchDeferred`: not now, ask again at the next boundary. `Refusal`: with numbers.
+
+        Raises:
+            Conflict: the layout is not one of the group's, or a switch to another one is scheduled.
+        """
+        return self._switcher.request(layout, mode)
+
+    def next_plan(self) -> StepPlan | None:
+        """The next step; None when there is nothing to run now.
+
+        Raises:
+            InvariantBroken: the step before is not complete.
+        """
+        if self._in_flight is not None:
+            raise InvariantBroken(f"step {self._in_flight.plan.step} is still under way")
+        before = self._present.layout
+        boundary = self._switcher.at_boundary()
+        if boundary.refused is not None:
+            self._events.append(boundary.refused)
+        rows = self._batcher.fill()
+        if not rows and boundary.manifest is None:
+            return None
+        self._in_flight = _InFlight(self._plan(rows, boundary), rows, before)
+        return self._in_flight.plan
+
+    def complete(self, results: Sequence[StepResult]) -> tuple[Event, ...]:
+        """Apply what all ranks report of the step under way.
+
+        Raises:
+            InvariantBroken: the results do not belong to it, or are incomplete.
+        """
+        if self._in_flight is None:
+            raise InvariantBroken("no step is under way")
+        flight, plan = self._in_flight, self._in_flight.plan
+        events = self._retirement.retire(plan, flight.rows, results, self._residency.num_ranks)
+        self._in_flight = None
+        if plan.layout is not flight.layout_before:
+            events.insert(0, _switched(flight, results))
+        return (*self.take_events(), *events)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Events that no step carries (a switch refused at the boundary); `complete` returns them too."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    # -------------------------------------------------------------------------------- views
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the step under way, or of the next one."""
+        return self._present.layout
+
+    @property
+    def epoch(self) -> Epoch:
+        """The layout epoch."""
+        return self._present.epoch
+
+    @property
+    def num_steps(self) -> int:
+        """Steps planned so far."""
+        return self._steps
+
+    @property
+    def in_flight(self) -> bool:
+        """True between `next_plan` and `complete`."""
+        return self._in_flight is not None
+
+    def count(self, *states: SeqState) -> int:
+        """Live sequences in any of the states; all when none is named."""
+        return len(self._roster.within(*states)) if states else len(self._roster)
+
+    def snapshot(self, *, queued: Sequence[WaitingSequence] = ()) -> Snapshot:
+        """What a layout policy may see; `queued` are requests that wait outside the scheduler."""
+        return self._views.snapshot(
+            time_s=self._clock(),
+            queued=queued,
+            infeasible=self._infeasible,
+            switch_pending=self._switcher.pending,
+        )
+
+    def audit(self) -> GroupAuditData:
+        """Every slot and every lease of the group."""
+        return self._views.audit(self._intake.opened())
+
+    def kv_tokens(self) -> KvTokens:
+        """Tokens used, offered and promised."""
+        return self._views.kv_tokens()
+
+    def check_integrity(self) -> None:
+        """Prove the invariants of the group; raises `InvariantBroken`."""
+        check_integrity(self._roster, self._residency, self._admission.quarantine)
+
+    @property
+    def _moving(self) -> bool:
+        return self._in_flight is not None and self._in_flight.plan.manifest is not None
+
+    def _plan(self, rows: tuple[Rows, ...], boundary: Boundary) -> StepPlan:
+        sequences = tuple(_sequence_step(entry) for entry in rows)
+        touched = [entry.sequence for entry in rows]
+        if boundary.manifest is not None:
+            known = {sequence.seq for sequence in touched}
+            moved = (s for s in self._roster if self._mirrors.knows(s.seq) and s.seq not in known)
+            touched.extend(moved)
+        delta = self._mirrors.delta(touched, self._residency.table.row)
+        chunks = [ChunkShape(entry.sequence.cached, entry.count) for entry in rows]
+        rule = self._present.rule
+        self._steps += 1
+        return StepPlan(
+            step=StepId(self._steps),
+            epoch=self._present.epoch,
+            layout=self._present.layout,
+            sequences=sequences,
+            started=delta.started,
+            tables=delta.tables,
+            finished=delta.finished,
+            manifest=boundary.manifest,
+            mode=boundary.mode,
+            form=choose_form(self._spec, rule, chunks),
+            cp_storage=choose_cp_storage(self._spec, rule, chunks),
+        )
+
+
+def _sequence_step(entry: Rows) -> SequenceStep:
+    sequence, end = entry.sequence, entry.sequence.cached + entry.count
+    return SequenceStep(
+        seq=sequence.seq,
+        start=sequence.cached,
+        tokens=tuple(sequence.tokens[sequence.cached : end]),
+        sample=end == len(sequence.tokens) and sequence.sampling.max_tokens > 0,
+    )
+
+
+def _switched(flight: _InFlight, results: Sequence[StepResult]) -> SwitchedEvent:
+    return SwitchedEvent(
+        layout_from=flight.layout_before,
+        layout_to=flight.plan.layout,
+        epoch=flight.plan.epoch,
+        mode=flight.plan.mode,
+        bytes_received=sum(result.switch_bytes_received for result in results),
+        step_s=max(result.times.total_s for result in results),
+        wait_s=max(result.times.switch_wait_s for result in results),
+    )

@@ -1,0 +1,152 @@
+"""Which pages sequences hold: growth by the layout's rule, and preemption when a rank is full.
+
+Precedence is age: only a younger sequence is ever preempted for an older one. So the oldest sequence
+always gets what it needs, as soon as pages in use outside the group come back, and every sequence that
+was admitted finishes.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.layout.layout import RULES, KvPlacement, Layout, LayoutRule
+from splash_core.layout.ownership import PageTable
+from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+
+
+@dataclass(slots=True, kw_only=True)
+class Present:
+    """The layout that the next rows run in. Changes at step boundaries only."""
+
+    layout: Layout
+    epoch: Epoch = Epoch(0)
+
+    @property
+    def rule(self) -> LayoutRule:
+        """The layout's rule."""
+        return RULES[self.layout]
+
+
+class Residency:
+    """Gives pages to sequences and takes them away."""
+
+    def __init__(self, *, table: PageTable, roster: Roster, mirrors: Mirrors, present: Present) -> None:
+        self.table = table
+        self.avoid_borrowed = False
+        """True while a switch waits for borrowed slots to come free: no new page goes there."""
+        self.borrowed_used: set[tuple[RankId, SlotId]] = set()
+        """Borrowed slots that have held a page at least once."""
+        self._roster = roster
+        self._mirrors = mirrors
+        self._present = present
+        self._borrowed = frozenset(table.arena.borrowed)
+
+    @property
+    def num_ranks(self) -> int:
+        """T."""
+        return self.table.num_ranks
+
+    @property
+    def allow_borrowed(self) -> bool:
+        """True when new pages may lie in borrowed slots."""
+        return self._present.rule.borrows and not self.avoid_borrowed
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` tokens fill."""
+        return -(-tokens // self.table.arena.page_size)
+
+    def capacity(self, layout: Layout) -> int:
+        """Pages that one rank can hold in a layout."""
+        arena = self.table.arena
+        return len(arena.ordinary) + (len(arena.borrowed) if RULES[layout].borrows else 0)
+
+    def free(self, rank: RankId) -> int:
+        """New pages that a rank could take now."""
+        return self.table.free_slots(rank, allow_borrowed=self.allow_borrowed)
+
+    def placement(self, sequence: Sequence) -> KvPlacement:
+        """Where the present layout puts the sequence's pages."""
+        return self._present.rule.placement(
+            num_ranks=self.num_ranks, owner=sequence.owner, rotation=sequence.rotation
+        )
+
+    def extend(self, sequence: Sequence, tokens: int) -> int:
+        """Allocate pages for the first `tokens` tokens as far as they are free; returns tokens covered."""
+        placement = self.placement(sequence)
+        while len(sequence.pages) < self.pages_for(tokens):
+            page = self.table.new_page(
+                placement.ranks_of_page(len(sequence.pages)), allow_borrowed=self.allow_borrowed
+            )
+            if page is None:
+                break
+            sequence.pages.append(page)
+            self.note_borrowed((page,))
+        return min(tokens, len(sequence.pages) * self.table.arena.page_size)
+
+    def secure(self, sequence: Sequence, tokens: int) -> bool:
+        """As `extend`, preempting younger sequences as needed; False when that does not suffice now."""
+        while self.extend(sequence, tokens) < tokens:
+            ranks = self.placement(sequence).ranks_of_page(len(sequence.pages))
+            full = [rank for rank in ranks if self.free(rank) == 0]
+            if not self.preempt_younger(sequence, full):
+                return False
+        return True
+
+    def preempt_younger(self, sequence: Sequence, ranks: Seq[RankId]) -> bool:
+        """Preempt the youngest sequence after `sequence` that holds something on one of `ranks`."""
+        for victim in reversed(self._roster.within(SeqState.RUNNING, SeqState.LANDED)):
+            if victim.seq <= sequence.seq:
+                return False
+            held = {rank for page in victim.pages for rank in self.table.ranks(page)}
+            if held.intersection(ranks):
+                self.preempt(victim)
+                return True
+        return False
+
+    def preempt(self, victim: Sequence) -> None:
+        """Back to waiting; its tokens are all known, so its KV is computed again later."""
+        self.drop_pages(victim)
+        victim.state = SeqState.WAITING
+
+    def drop_pages(self, sequence: Sequence) -> None:
+        """Give all pages back (pinned ones stay quarantined until unpinned) and forget the ranks' mirror."""
+        for page in sequence.pages:
+            self.table.release(page)
+        sequence.pages.clear()
+        sequence.cached = 0
+        self.forget_mirror(sequence)
+
+    def forget_mirror(self, sequence: Sequence) -> None:
+        """The ranks need not know the sequence any more (for now)."""
+        self._mirrors.drop(sequence.seq)
+
+    def note_borrowed(self, pages: Seq[PageId]) -> None:
+        """Record which borrowed slots hold pages."""
+        for page in pages:
+            for copy in self.table.copies(page):
+                if copy.slot in self._borrowed:
+                    self.borrowed_used.add((copy.rank, copy.slot))
+
+    def copies_per_rank(self, sequence: Sequence) -> list[int]:
+        """Pages of the sequence on each rank, `[T]`."""
+        counts = [0] * self.num_ranks
+        for page in sequence.pages:
+            for rank in self.table.ranks(page):
+                counts[rank] += 1
+        return counts
+
+
+def spread(placement: KvPlacement, pages: int, num_ranks: int) -> list[int]:
+    """How many of a sequence's first `pages` pages its placement puts on each rank, `[T]`."""
+    counts = [0] * num_ranks
+    turns = len(placement.owners)
+    for index in range(min(turns, pages)):
+        ranks = placement.ranks_of_page(index)
+        for rank in ranks:
+            # Striped: page `index` and every turns-th after it. Replicated: every page, counted once.
+            if len(ranks) == 1:
+                counts[rank] += (pages - index - 1) // turns + 1
+            else:
+                counts[rank] = pages
+    return counts

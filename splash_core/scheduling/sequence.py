@@ -1,0 +1,132 @@
+"""One request inside a group, from admission to its last page; and the roster of all of them.
+
+Invariant: a sequence holds pages exactly in the states that `holds_pages` names, and
+`cached <= len(tokens)`: KV exists for a prefix of what is known.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from splash_core.errors import InvariantBroken
+from splash_core.ids import PageId, RankId, RequestId, SeqId
+from splash_core.scheduling.step import TokenLogprobs
+from splash_core.spec.request import SamplingParams
+
+
+class SeqState(StrEnum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    """Not started, or preempted: holds nothing, is computed from its tokens."""
+    LEASED = "leased"
+    """Its pages are promised to a writer outside and pinned."""
+    LANDED = "landed"
+    """Its prompt's KV has arrived; it runs once its pages are where the layout wants them."""
+    RUNNING = "running"
+    """Computes its prompt or generates."""
+    HANDOFF = "handoff"
+    """Prefilled; its pages are pinned until the push is acknowledged."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sequence:
+    """The state of one sequence. Mutable; owned by the scheduler."""
+
+    seq: SeqId
+    request_id: RequestId
+    sampling: SamplingParams
+    tokens: list[int]
+    """All known tokens, prompt first."""
+    num_prompt: int
+    held_tokens: int
+    """Most tokens whose KV it may ever hold in this group."""
+    state: SeqState = SeqState.WAITING
+    cached: int = 0
+    """Tokens whose KV is in pages = position of the next row."""
+    pages: list[PageId] = field(default_factory=list[PageId])
+    owner: RankId = RankId(0)
+    """Preferred owner, for layouts that put a history on one rank."""
+    rotation: int = 0
+    """First rank in turn, for layouts that stripe."""
+    prompt_scores: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    """Prompt log-probabilities by position, until they are reported."""
+    prompt_reported: bool = False
+    cancelled: bool = False
+    """Cancelled while a step that may use its pages is under way; dropped when the step ends."""
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens without KV: rows it could run now."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def num_generated(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def decoding(self) -> bool:
+        """True when its next row is the last known token and that token was generated."""
+        return self.remaining == 1 and self.num_generated > 0
+
+    @property
+    def holds_pages(self) -> bool:
+        """True in the states in which it counts against pools and the running cap."""
+        return self.state is not SeqState.WAITING
+
+    @property
+    def movable(self) -> bool:
+        """True when its pages may move, or be taken away: nobody outside uses them."""
+        return self.state in (SeqState.RUNNING, SeqState.LANDED)
+
+
+class Roster:
+    """All live sequences of a group in order of arrival, which is their order of precedence."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[SeqId, Sequence] = {}
+        self._next = 1
+
+    def new_id(self) -> SeqId:
+        """The next id; never reused."""
+        seq = SeqId(self._next)
+        self._next += 1
+        return seq
+
+    def put(self, sequence: Sequence) -> None:
+        """Enter a sequence; ids arrive in ascending order."""
+        self._sequences[sequence.seq] = sequence
+
+    def remove(self, seq: SeqId) -> None:
+        """Forget a sequence that holds nothing any more."""
+        del self._sequences[seq]
+
+    def find(self, seq: SeqId) -> Sequence | None:
+        """The sequence, or None when it has ended."""
+        return self._sequences.get(seq)
+
+    def get(self, seq: SeqId) -> Sequence:
+        """The sequence.
+
+        Raises:
+            InvariantBroken: it has ended or never was.
+        """
+        sequence = self._sequences.get(seq)
+        if sequence is None:
+            raise InvariantBroken(f"sequence {seq} does not exist (any more)")
+        return sequence
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(tuple(self._sequences.values()))
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def within(self, *states: SeqState) -> list[Sequence]:
+        """Sequences in any of the states, oldest first."""
+        return [sequence for sequence in self._sequences.values() if sequence.state in states]
+
+    def active(self) -> list[Sequence]:
+        """Sequences that hold pages, oldest first."""
+        return [sequence for sequence in self._sequences.values() if sequence.holds_pages]

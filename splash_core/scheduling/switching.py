@@ -1,0 +1,252 @@
+"""Layout switches and relocations: which pages should go where, planned at a step boundary.
+
+A switch moves every page that nobody outside uses. A relocation moves the pages of sequences that have
+landed elsewhere than the present layout puts them; several may share a manifest, but not with a switch,
+which covers them anyway. Invariant: after `at_boundary` the table, the layout and the owners describe the
+state in which the next rows run, and the returned manifest is the whole difference.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from splash_core.errors import Conflict
+from splash_core.ids import Epoch, PageId, RankId, SeqId
+from splash_core.layout.layout import RULES, KvHistory, KvPlacement, Layout, LayoutRule
+from splash_core.layout.ownership import wanted_ranks
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
+from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
+from splash_core.switch.planner import plan_switch
+
+Owners = Mapping[SeqId, RankId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """What a step boundary changes before the next rows run."""
+
+    manifest: SwitchManifest | None = None
+    mode: SwitchMode = SwitchMode.OVERLAPPED
+    refused: SwitchRefusedEvent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    layout: Layout
+    mode: SwitchMode
+
+
+class Switcher:
+    """Plans switches and relocations of one group."""
+
+    def __init__(
+        self, *, roster: Roster, residency: Residency, present: Present, config: SchedulerConfig
+    ) -> None:
+        self._roster = roster
+        self._residency = residency
+        self._present = present
+        self._config = config
+        self._wish: _Wish | None = None
+        self._waits_for_borrowed = False
+
+    @property
+    def pending(self) -> bool:
+        """True while a switch is scheduled for the next boundary."""
+        return self._wish is not None
+
+    def request(self, layout: Layout, mode: SwitchMode) -> SwitchedEvent | SwitchDeferred | Refusal | None:
+        """Schedule a switch for the next step boundary.
+
+        Returns:
+            None when it is scheduled; a `SwitchedEvent` when the group already runs in `layout`;
+            `SwitchDeferred` when pages in use outside are in the way for now; a `Refusal` otherwise.
+
+        Raises:
+            Conflict: another switch is scheduled, or the layout is not one of the group's.
+        """
+        if layout not in self._config.layouts:
+            known = ", ".join(self._config.layouts)
+            raise Conflict(f"layout {layout} is not among those of {self._config.group}: {known}")
+        if self._wish is not None and self._wish.layout is not layout:
+            raise Conflict(f"a switch to {self._wish.layout} is scheduled; ask for {layout} after it")
+        present = self._present
+        if layout is present.layout:
+            return SwitchedEvent(
+                layout_from=layout, layout_to=layout, epoch=present.epoch, mode=mode, bytes_received=0
+            )
+        planned, _ = self._plan(layout)
+        if isinstance(planned, Refusal):
+            if not self._may_pass(planned):
+                return planned
+            self._waits_for_borrowed = not RULES[layout].borrows
+            return SwitchDeferred(planned)
+        self._wish = _Wish(layout=layout, mode=mode)
+        return None
+
+    def withdraw(self) -> None:
+        """Forget a scheduled switch that has not been sent."""
+        self._wish = None
+
+    def at_boundary(self) -> Boundary:
+        """Carry out what is due between two steps."""
+        # Set by a deferred request, which is repeated at each boundary; without a repeat it lapses.
+        self._residency.avoid_borrowed = self._waits_for_borrowed
+        self._waits_for_borrowed = False
+        if self._wish is None:
+            return Boundary(manifest=self._relocate())
+        wish, self._wish = self._wish, None
+        planned, owners = self._plan(wish.layout)
+        if isinstance(planned, Refusal):
+            retry = self._may_pass(planned)
+            refused = SwitchRefusedEvent(refusal=planned, retry=retry)
+            return Boundary(manifest=self._relocate(), refused=refused)
+        self._residency.table.apply(planned)
+        self._present.layout, self._present.epoch = wish.layout, planned.epoch
+        self._residency.avoid_borrowed = False
+        for sequence in self._roster:
+            sequence.owner = owners.get(sequence.seq, sequence.owner)
+        self._settle(self._roster.within(SeqState.RUNNING, SeqState.LANDED))
+        return Boundary(manifest=planned, mode=wish.mode)
+
+    def _plan(self, layout: Layout) -> tuple[SwitchManifest | Refusal, Owners]:
+        """The first owner assignment that gives a manifest, else the last refusal."""
+        rule = RULES[layout]
+        movable = [sequence for sequence in self._roster if sequence.movable]
+        planned: SwitchManifest | Refusal | None = None
+        owners: Owners = {}
+        for projected in (True, False):
+            owners = self._assign_owners(movable, rule, projected=projected)
+            planned = self._call_planner(self._wanted(movable, rule, owners), layout, self._present.epoch + 1)
+            if isinstance(planned, SwitchManifest) or rule.history is not KvHistory.OWNER:
+                break
+        assert planned is not None
+        return planned, owners
+
+    def _call_planner(
+        self, wanted: Mapping[PageId, tuple[RankId, ...]], layout: Layout, epoch: int
+    ) -> SwitchManifest | Refusal:
+        arena = self._residency.table.arena
+        return plan_switch(
+            table=self._residency.table,
+            wanted=wanted,
+            layout_from=self._present.layout,
+            layout_to=layout,
+            epoch=Epoch(epoch),
+            weight_bytes_per_layer=arena.gather_bytes_per_layer,
+            num_layers=arena.num_layers,
+            staging_bytes=self._config.staging_bytes,
+        )
+
+    def _wanted(
+        self, sequences: Seq[Sequence], rule: LayoutRule, owners: Owners
+    ) -> dict[PageId, tuple[RankId, ...]]:
+        return wanted_ranks(
+            (sequence.pages, self._placement(sequence, rule, owners)) for sequence in sequences
+        )
+
+    def _placement(self, sequence: Sequence, rule: LayoutRule, owners: Owners) -> KvPlacement:
+        return rule.placement(
+            num_ranks=self._residency.num_ranks,
+            owner=owners.get(sequence.seq, sequence.owner),
+            rotation=sequence.rotation,
+        )
+
+    def _assign_owners(
+        self, sequences: Seq[Sequence], rule: LayoutRule, *, projected: bool
+    ) -> dict[SeqId, RankId]:
+        """Owners under `rule`: those that hold a whole history keep it, the rest balance the ranks.
+
+        Args:
+            sequences: those that may move.
+            rule: the layout to come.
+            projected: balance what sequences will hold; otherwise what they hold now, which fits better.
+        """
+        if rule.history is not KvHistory.OWNER:
+            return {sequence.seq: sequence.owner for sequence in sequences}
+        residency = self._residency
+        load = [0] * residency.num_ranks
+        for sequence in self._roster.within(SeqState.LEASED, SeqState.HANDOFF):
+            for rank, pages in enumerate(residency.copies_per_rank(sequence)):
+                load[rank] += pages
+        keep = self._present.rule.history is KvHistory.OWNER
+        owners: dict[SeqId, RankId] = {}
+        open_: list[tuple[int, Sequence, list[int]]] = []
+        for sequence in sequences:
+            held = residency.copies_per_rank(sequence)
+            weight = residency.pages_for(sequence.held_tokens if projected else len(sequence.tokens))
+            if keep and held[sequence.owner] == len(sequence.pages):
+                owners[sequence.seq] = sequence.owner
+                load[sequence.owner] += weight
+            else:
+                open_.append((weight, sequence, held))
+        # The largest first: what comes last can still level the ranks.
+        for weight, sequence, held in sorted(open_, key=lambda entry: (-entry[0], entry[1].seq)):
+            rank = min(range(len(load)), key=lambda rank: (load[rank], -held[rank], rank))
+            owners[sequence.seq] = RankId(rank)
+            load[rank] += weight
+        return owners
+
+    def _relocate(self) -> SwitchManifest | None:
+        """Bring landed sequences to where the present layout wants them, as many as fit now."""
+        landed = self._settle(self._roster.within(SeqState.LANDED))
+        if not landed:
+            return None
+        while landed:
+            planned = self._plan_relocation(landed)
+            if isinstance(planned, SwitchManifest):
+                return planned
+            if len(landed) > 1:
+                landed.pop()
+            elif not self._residency.preempt_younger(landed[0], self._residency.placement(landed[0]).owners):
+                return None
+        return None
+
+    def _plan_relocation(self, landed: Seq[Sequence]) -> SwitchManifest | Refusal:
+        """Plan and apply; on a refusal nothing has changed."""
+        present = self._present
+        planned: SwitchManifest | Refusal | None = None
+        for projected in (True, False):
+            owners = self._relocation_owners(landed, projected=projected)
+            wanted = self._wanted(landed, present.rule, owners)
+            planned = self._call_planner(wanted, present.layout, present.epoch)
+            if isinstance(planned, SwitchManifest):
+                self._residency.table.apply(planned)
+                for sequence in landed:
+                    sequence.owner = owners[sequence.seq]
+                self._settle(landed)
+                break
+        assert planned is not None
+        return planned
+
+    def _relocation_owners(self, landed: Seq[Sequence], *, projected: bool) -> Owners:
+        """Owners as promised, but for those whose pages lie elsewhere (the layout changed meanwhile)."""
+        settled = self._roster.within(SeqState.RUNNING)
+        chosen = self._assign_owners([*settled, *landed], self._present.rule, projected=projected)
+        return {sequence.seq: chosen[sequence.seq] for sequence in landed}
+
+    def _settle(self, sequences: Seq[Sequence]) -> list[Sequence]:
+        """Let landed sequences run whose pages are in place; returns those whose pages are not."""
+        astray: list[Sequence] = []
+        for sequence in sequences:
+            placement = self._residency.placement(sequence)
+            if any(
+                self._residency.table.ranks(page) != tuple(sorted(placement.ranks_of_page(index)))
+                for index, page in enumerate(sequence.pages)
+            ):
+                astray.append(sequence)
+                continue
+            self._residency.note_borrowed(sequence.pages)
+            sequence.state = SeqState.RUNNING
+        return astray
+
+    def _may_pass(self, refusal: Refusal) -> bool:
+        """True when the refusal may vanish by itself, because pages in use outside are in the way."""
+        table = self._residency.table
+        pinned = [page for page in table.pages if table.is_pinned(page)]
+        if refusal.needed_slots is None or refusal.free_slots is None or refusal.rank is None:
+            return bool(pinned)
+        on_rank = sum(refusal.rank in table.ranks(page) for page in pinned)
+        return refusal.needed_slots - refusal.free_slots <= on_rank
