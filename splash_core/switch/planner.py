@@ -94,6 +94,7 @@ class _Plan:
         self._difference = difference
         self._ranks = tuple(RankId(rank) for rank in range(table.num_ranks))
         self._inflow = Counter(need.dst for need in difference.needs)
+        self._readers = Counter(need.source for need in difference.needs)
         self._kinds = (False, True) if allow_borrowed else (False,)
         self.boundary: tuple[Chunk, ...] = ()
         self.layered: tuple[Chunk, ...] = ()
@@ -173,12 +174,17 @@ class _Plan:
         pool = self._table.pools[rank]
         return sorted(slot for owner, slot in keys if owner == rank and pool.is_borrowed(slot) == borrowed)
 
+    def _leaving(self, rank: RankId, *, borrowed: bool) -> list[SlotId]:
+        """Slots that are vacated once read, those with few readers first."""
+        slots = self._of_kind(self._difference.vacated, rank, borrowed=borrowed)
+        return sorted(slots, key=lambda slot: (self._readers[rank, slot], slot))
+
     def _room(self, rank: RankId) -> int:
         """Slots of a rank that can take pages, now or once their copies have left."""
         return sum(
             len(self._table.pools[rank].free_ids(borrowed=borrowed))
             + len(self._of_kind(self._difference.unread, rank, borrowed=borrowed))
-            + len(self._of_kind(self._difference.vacated, rank, borrowed=borrowed))
+            + len(self._leaving(rank, borrowed=borrowed))
             for borrowed in self._kinds
         )
 
@@ -196,8 +202,8 @@ class _Plan:
                 free[rank].extend(now[:left] if borrowed else now)
                 left -= len(now)
                 if left > 0:
-                    later = self._of_kind(self._difference.vacated, rank, borrowed=borrowed)
-                    reusable.update((rank, slot) for slot in later)
+                    later = self._leaving(rank, borrowed=borrowed)
+                    reusable.update((rank, slot) for slot in (later[:left] if borrowed else later))
                     left -= len(later)
                 if left <= 0:
                     break
