@@ -1,9 +1,10 @@
-"""Hands a file descriptor to another process of the same user and host over a Unix socket.
+"""Memory without a name: made here, and handed to another process of the same user over a Unix socket.
 
 Memory shared this way has no name in any file system, so nothing is left behind after a kill and no
 container limit on /dev/shm applies. Invariant: both ends check that the other runs as the same user.
 """
 
+import fcntl
 import os
 import secrets
 import socket
@@ -14,6 +15,18 @@ from splash_core.errors import GroupFailed, Unavailable
 
 _UCRED = struct.Struct("3i")
 _MAX_NOTE_BYTES = 65536
+
+
+def anonymous_file(name: str, num_bytes: int) -> int:
+    """A zeroed memory file of fixed size: no process that gets it can shrink it under another's feet."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, num_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def fresh_address() -> str:

@@ -13,6 +13,7 @@ import mmap
 import os
 from dataclasses import dataclass
 
+from splash_core.dist.fd_passing import anonymous_file
 from splash_core.errors import ConfigError
 from splash_core.units import KIB
 
@@ -92,9 +93,7 @@ class SegmentMap:
 
 def create_segment(num_ranks: int) -> int:
     """A zeroed anonymous segment for `num_ranks`; returns its file descriptor. It has no name to leak."""
-    fd = os.memfd_create("splash-comm", os.MFD_CLOEXEC)
-    os.ftruncate(fd, SegmentMap.build(num_ranks).total_bytes)
-    return fd
+    return anonymous_file("splash-comm", SegmentMap.build(num_ranks).total_bytes)
 
 
 class Segment:

@@ -1,0 +1,41 @@
+"""The memory of a rank's arena on CPU: an anonymous file that other processes can map.
+
+Why a memfd: it has no name to leak after a kill, it counts as the process's own memory, and containers'
+small /dev/shm does not limit it. Invariant: the tensor and every peer's mapping are the same pages.
+"""
+
+import mmap
+import os
+
+import torch
+from torch import Tensor
+
+from splash_core.dist.fd_passing import anonymous_file
+from splash_core.errors import ConfigError
+from splash_core.units import format_bytes
+
+
+class ArenaMemory:
+    """`num_bytes` of zeros, as a byte tensor here and as a file descriptor for peers."""
+
+    def __init__(self, num_bytes: int) -> None:
+        if num_bytes <= 0:
+            raise ConfigError(f"an arena needs at least one byte, got {num_bytes}")
+        self.num_bytes = num_bytes
+        self.fd = -1
+        try:
+            self.fd = anonymous_file("splash-arena", num_bytes)
+            memory = mmap.mmap(self.fd, num_bytes)
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"cannot map an arena of {format_bytes(num_bytes)}: {error}; give the group less memory"
+            ) from error
+        # The tensor keeps the mapping alive for as long as any view of it exists.
+        self.bytes_B: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Give up the descriptor; peers that mapped it, and our tensor, keep the memory."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,275 @@
+"""Writes into a peer's arena through shared memory: the single-host transport.
+
+The writer maps the peer's memory once and copies into it from one worker thread, in pieces, the most
+urgent class first. Invariant: every byte lands inside both memories' bounds, and after an operation's
+`quiesced` the worker touches none of its bytes.
+"""
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from splash_core.dist.process_watch import ProcessWatch
+from splash_core.errors import Conflict, InvariantBroken
+from splash_core.transport.abi import KvAbi, abi_diff
+from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.base import (
+    Descriptor,
+    MemoryHandle,
+    Op,
+    OpState,
+    OpStatus,
+    Peer,
+    TrafficClass,
+    Transport,
+)
+from splash_core.transport.memory_server import MemoryServer, fetch_memory
+from splash_core.units import MIB
+
+PIECE_BYTES = 1 * MIB
+"""Bytes between two looks at the queue, at cancellation and at the deadline."""
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mapping:
+    """A peer's memory in our address space, and the process that owns it."""
+
+    peer: Peer
+    memory: mmap.mmap
+    anchor: ctypes.c_char
+    address: int
+    owner: ProcessWatch
+
+
+class ShmOp(Op):
+    """One write: its pieces, and its state under the transport's lock."""
+
+    def __init__(
+        self,
+        *,
+        target: _Mapping,
+        descriptors: Sequence[Descriptor],
+        order: tuple[int, int],
+        deadline: float,
+        attempt: int,
+        changed: threading.Condition,
+    ) -> None:
+        self.target = target
+        self.order = order
+        self.deadline = deadline
+        self._attempt = attempt
+        self._pieces = [piece for descriptor in descriptors for piece in _cut(descriptor)]
+        self._next = 0
+        self._changed = changed
+        self._state = OpState.QUEUED
+        self._written = 0
+        self._error = ""
+        self._copying = False
+        if not self._pieces:
+            self._state = OpState.DONE
+
+    @property
+    @override
+    def attempt(self) -> int:
+        return self._attempt
+
+    @override
+    def poll(self) -> OpStatus:
+        with self._changed:
+            return self._status()
+
+    @override
+    def wait(self, timeout_s: float) -> OpStatus:
+        with self._changed:
+            self._changed.wait_for(lambda: self._state.is_final, timeout_s)
+            return self._status()
+
+    @override
+    def cancel(self) -> None:
+        with self._changed:
+            self._finish(OpState.CANCELLED)
+
+    @property
+    @override
+    def quiesced(self) -> bool:
+        with self._changed:
+            return self._state.is_final and not self._copying
+
+    def expire(self, now: float) -> None:
+        """Fail if the deadline has passed, even while others go first. Called with the lock held."""
+        if now > self.deadline:
+            self._finish(OpState.FAILED, f"the deadline passed after {self._written} bytes")
+
+    def take_piece(self) -> Descriptor | None:
+        """The next piece to copy, or None if the operation has ended. Called with the lock held."""
+        if self._state.is_final:
+            return None
+        if self.target.owner.ended():
+            self._finish(OpState.FAILED, f"the process that serves {self.target.peer.address} has ended")
+            return None
+        self._state = OpState.RUNNING
+        self._copying = True
+        return self._pieces[self._next]
+
+    def piece_copied(self) -> None:
+        """Called with the lock held, after the bytes of `take_piece` have landed."""
+        self._copying = False
+        self._written += self._pieces[self._next].num_bytes
+        self._next += 1
+        if self._next == len(self._pieces):
+            self._finish(OpState.DONE)
+        self._changed.notify_all()
+
+    def _finish(self, state: OpState, error: str = "") -> None:
+        if not self._state.is_final:
+            self._state, self._error = state, error
+            self._changed.notify_all()
+
+    def _status(self) -> OpStatus:
+        return OpStatus(state=self._state, written_bytes=self._written, error=self._error)
+
+
+class ShmTransport(Transport):
+    """The `Transport` of ranks on one host."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._memory: ArenaMemory | None = None
+        self._server: MemoryServer | None = None
+        self._targets: dict[str, _Mapping] = {}
+        self._ops: list[ShmOp] = []
+        self._num_writes = 0
+        self._closing = False
+        self._worker = threading.Thread(target=self._work, name="shm-transport", daemon=True)
+        self._worker.start()
+
+    @override
+    def register(self, memory: ArenaMemory, abi: KvAbi) -> MemoryHandle:
+        if self._server is not None:
+            raise InvariantBroken(f"this transport serves {self._server.address} already")
+        self._memory = memory
+        self._server = MemoryServer(memory, abi)
+        return MemoryHandle(address=self._server.address, num_bytes=memory.num_bytes)
+
+    @override
+    def connect(self, address: str, abi: KvAbi) -> Peer:
+        known = self._targets.get(address)
+        if known is not None and not known.owner.ended():
+            return known.peer
+        fd, pid, theirs = fetch_memory(address, timeout_s=_CONNECT_TIMEOUT_S)
+        try:
+            differences = abi_diff(abi, theirs)
+            if differences:
+                raise Conflict(f"the KV at {address} has another ABI: {'; '.join(differences)}")
+            num_bytes = os.fstat(fd).st_size
+            memory = mmap.mmap(fd, num_bytes)
+        finally:
+            os.close(fd)
+        anchor = ctypes.c_char.from_buffer(memory)
+        peer = Peer(address=address, num_bytes=num_bytes)
+        self._targets[address] = _Mapping(
+            peer=peer,
+            memory=memory,
+            anchor=anchor,
+            address=ctypes.addressof(anchor),
+            owner=ProcessWatch(pid),
+        )
+        return peer
+
+    @override
+    def write(
+        self,
+        peer: Peer,
+        descriptors: Sequence[Descriptor],
+        *,
+        traffic: TrafficClass,
+        deadline_s: float,
+        attempt: int,
+    ) -> Op:
+        if self._memory is None:
+            raise InvariantBroken("register the local memory before the first write")
+        for descriptor in descriptors:
+            _check(descriptor, self._memory.num_bytes, peer)
+        with self._changed:
+            if self._closing:
+                raise InvariantBroken(f"write to {peer.address} after the transport was closed")
+            self._num_writes += 1
+            op = ShmOp(
+                target=self._targets[peer.address],
+                descriptors=descriptors,
+                order=(traffic, self._num_writes),
+                deadline=time.monotonic() + deadline_s,
+                attempt=attempt,
+                changed=self._changed,
+            )
+            if not op.poll().state.is_final:
+                self._ops.append(op)
+            self._changed.notify_all()
+        return op
+
+    @override
+    def close(self, *, drain: bool) -> None:
+        with self._changed:
+            self._closing = True
+            if not drain:
+                for op in self._ops:
+                    op.cancel()
+            self._changed.notify_all()
+        self._worker.join()
+        if self._server is not None:
+            self._server.close()
+        for target in self._targets.values():
+            target.owner.close()
+        # Mappings go with their last reference: an operation that a caller still holds keeps its own.
+        self._targets.clear()
+
+    def _work(self) -> None:
+        """Copy piece by piece, each time for the operation that is most urgent now."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ops or self._closing)
+                if not self._ops:
+                    return
+                now = time.monotonic()
+                for op in self._ops:
+                    op.expire(now)
+                op = min(self._ops, key=lambda op: op.order)
+                piece = op.take_piece()
+                if piece is None:
+                    self._ops.remove(op)
+                    continue
+                assert self._memory is not None, "write checks that memory is registered"
+                source = self._memory.bytes_B.data_ptr()
+            ctypes.memmove(op.target.address + piece.dst, source + piece.src, piece.num_bytes)
+            with self._changed:
+                op.piece_copied()
+
+
+def _cut(descriptor: Descriptor) -> list[Descriptor]:
+    return [
+        Descriptor(
+            descriptor.src + start,
+            descriptor.dst + start,
+            min(PIECE_BYTES, descriptor.num_bytes - start),
+        )
+        for start in range(0, descriptor.num_bytes, PIECE_BYTES)
+    ]
+
+
+def _check(descriptor: Descriptor, local_bytes: int, peer: Peer) -> None:
+    for side, offset, limit in (
+        ("local", descriptor.src, local_bytes),
+        (peer.address, descriptor.dst, peer.num_bytes),
+    ):
+        if offset < 0 or descriptor.num_bytes < 0 or offset + descriptor.num_bytes > limit:
+            raise InvariantBroken(
+                f"{descriptor.num_bytes} bytes at offset {offset} leave the {limit} bytes of {side} memory"
+            )
