@@ -38,15 +38,6 @@ class SwitchCost:
         return self.exposed_s + self.contention_s
 
 
-def weight_primitive(rule_from: LayoutRule, rule_to: LayoutRule) -> Primitive:
-    """What supplies the projections: equation (2)."""
-    if any(_gathers(rule_from, rule_to, matrix) for matrix in Matrix):
-        return Primitive.ALL_GATHER
-    if any(_gathers(rule_to, rule_from, matrix) for matrix in Matrix):
-        return Primitive.DISCARD
-    return Primitive.KEEP
-
-
 def kv_primitive(rule_from: LayoutRule, rule_to: LayoutRule) -> Primitive:
     """What supplies the histories: equation (3) over the rules' placements."""
     if rule_from.history is rule_to.history:

@@ -1,0 +1,290 @@
+"""The stage-wise model: bytes against design §4, shares against ownership, profiles against bad input."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from splash_core.cost.exchange import Traffic, attention_traffic
+from splash_core.cost.load import Load, OwnerLoad, Rows
+from splash_core.cost.model import can_expand
+from splash_core.cost.precision import PRECISIONS, named_precision
+from splash_core.cost.profile import HardwareProfile, analytical_profile
+from splash_core.cost.shares import Shares
+from splash_core.cost.switch import SwitchBytes, switch_bytes, switch_cost
+from splash_core.errors import ConfigError
+from splash_core.layout.forms import AttentionForm, CpStorage
+from splash_core.layout.layout import RULES, Layout, LayoutRule, Matrix, Projection
+from splash_core.spec.catalogue import named_spec
+from splash_core.spec.hardware import GPUS, named_gpu
+from splash_core.switch.manifest import SwitchMode
+from tests.support.policy_cases import SMOL, cost_model
+
+V3 = named_spec("deepseek-v3")
+BF16 = named_precision("bf16")
+FP8 = named_precision("fp8")
+
+
+def traffic(layout: Layout, load: Load, storage: CpStorage = CpStorage.PASS_Q) -> Traffic:
+    return attention_traffic(V3, BF16, Shares.of(RULES[layout], load, storage=storage))
+
+
+def decode_load(count: int, context: int, ranks: int) -> Load:
+    return Load.of([Rows(1, context, index) for index in range(count)], num_ranks=ranks)
+
+
+class TestPrecision:
+    def test_fp8_rows_count_scales_rope_and_index(self) -> None:
+        spec = named_spec("deepseek-v3.2")
+        # 512 fp8 + 4 scales of 4 bytes + 64 bf16 rope; 128 fp8 index key + one scale.
+        assert FP8.latent_row_bytes(spec) == 512 + 16 + 128
+        assert FP8.index_row_bytes(spec) == 132
+        # The paper's payload of DeepSeek-V3.2 over 61 layers.
+        assert FP8.kv_token_bytes(spec) == 48_068
+
+    def test_projection_bytes_of_the_table(self) -> None:
+        mib = 2**20
+        sizes = [BF16.matrix_bytes(V3, matrix) / mib for matrix in (Matrix.Q_B, Matrix.KV_B, Matrix.O)]
+        assert sizes == [72, 32, 224]
+        assert BF16.projection_bytes(V3) == 328 * mib
+
+    def test_fp8_keeps_two_copies_of_kv_b_and_reads_one(self) -> None:
+        glm = named_spec("glm-5")
+        missing = FP8.projection_bytes(glm) * 7 / 8
+        # 148.75 MiB without block scales, which add 0.02 %.
+        assert missing / 2**20 == pytest.approx(148.75, rel=5e-4)
+        assert missing * 78 / 2**30 == pytest.approx(11.33, abs=0.01)
+        assert FP8.read_bytes(glm, Matrix.KV_B) == pytest.approx(2 * math.prod(glm.kv_b_shape), rel=1e-3)
+
+    def test_unknown_name_lists_known(self) -> None:
+        with pytest.raises(ConfigError, match="fp32"):
+            named_precision("int3")
+
+
+class TestLoad:
+    def test_decode_row_sees_itself(self) -> None:
+        assert OwnerLoad.of(Rows(1, 9), top_k=None) == OwnerLoad(1, 10, 10, 10, 10, 1)
+
+    @pytest.mark.parametrize(("rows", "context", "top_k"), [(5, 0, 3), (5, 2, 3), (4, 7, 3), (3, 0, 8)])
+    def test_pairs_are_counted_as_by_hand(self, rows: int, context: int, top_k: int) -> None:
+        load = OwnerLoad.of(Rows(rows, context), top_k=top_k)
+        seen = [context + row + 1 for row in range(rows)]
+        assert load.pairs == sum(seen)
+        assert load.chosen_pairs == sum(min(keys, top_k) for keys in seen)
+
+    def test_keys_are_read_once_per_visit(self) -> None:
+        # Two visits of 8 rows after 100: 108 keys, then 116.
+        assert OwnerLoad.of(Rows(16, 100, visits=2), top_k=None).keys == 108 + 116
+
+    def test_sums_per_owner(self) -> None:
+        load = Load.of([Rows(1, 9, 0), Rows(1, 19, 1), Rows(1, 29, 3)], num_ranks=2)
+        assert [owner.keys for owner in load.owners] == [10, 20 + 30]
+        assert load.total.rows == 3
+
+
+class TestExchange:
+    """Received bytes per layer against design §4; rows balanced, T = 4, B = 16."""
+
+    load = decode_load(16, 4096, 4)
+
+    def test_tp_gathers_rows_and_scatters_hidden(self) -> None:
+        rows = 16 * 3 / 4
+        expected = rows * (1536 + 512 + 64) * 2 + rows * 7168 * 2
+        assert traffic(Layout.TP, self.load) == Traffic(2, expected)
+
+    def test_dp_is_silent(self) -> None:
+        assert traffic(Layout.DP, self.load) == Traffic(0, 0)
+
+    def test_dop_exchange_is_equation_4(self) -> None:
+        exchange = 4 * (3 / 4) * 128 * (2 * 512 + 64) * 2
+        gather, scatter = 12 * 1536 * 2, 12 * 7168 * 2
+        assert traffic(Layout.DOP, self.load) == Traffic(4, exchange + gather + scatter)
+
+    def test_dop_p_exchanges_n_p_v(self) -> None:
+        rule = RULES[Layout.DOP]
+        variant = LayoutRule(
+            layout=rule.layout,
+            projections={**rule.projections, Matrix.KV_B: Projection.REPLICATED},
+            history=rule.history,
+        )
+        plain = traffic(Layout.DOP, self.load).received_bytes
+        shares = Shares.of(variant, self.load, storage=CpStorage.PASS_Q)
+        saved = plain - attention_traffic(V3, BF16, shares).received_bytes
+        assert saved == 4 * (3 / 4) * 128 * ((2 * 512 + 64) - (128 + 64 + 128)) * 2
+        assert can_expand(variant)
+        assert not can_expand(rule)
+
+    def test_cp_decode_returns_values_and_lse(self) -> None:
+        expected = 12 * 1536 * 2 + 3 * 4 * 128 * (128 * 2 + 4)
+        assert traffic(Layout.CP, self.load) == Traffic(2, expected)
+
+    def test_cp_pass_kv_gathers_history_and_chunk(self) -> None:
+        load = Load.of([Rows(1024, 8192)], num_ranks=4)
+        expected = (8192 + 1024) * (3 / 4) * 576 * 2
+        assert traffic(Layout.CP, load, CpStorage.PASS_KV) == Traffic(2, expected)
+
+    @pytest.mark.parametrize("layout", list(Layout))
+    def test_one_rank_sends_nothing(self, layout: Layout) -> None:
+        assert traffic(layout, decode_load(3, 10, 1)) == Traffic(0, 0)
+
+
+class TestPredict:
+    def test_all_layouts_agree_on_one_rank_but_for_nothing(self) -> None:
+        model = cost_model(ranks=1)
+        times = {model.predict(rule, decode_load(4, 100, 1), decode=True).total_s for rule in RULES.values()}
+        assert max(times) == pytest.approx(min(times))
+
+    def test_decode_reads_follow_the_rules(self) -> None:
+        # V3 in bf16, T = 4, B = 16, 4K: with compute for free only reads are left.
+        model = cost_model(V3, gpu="h200", dtype="bf16", ranks=4)
+        free = replace(
+            model,
+            profile=replace(
+                model.profile, flops=1e30, attention_flops=1e30, weight_read_bps=1.0, kv_read_bps=1.0
+            ),
+        )
+        load = decode_load(16, 4096, 4)
+        read = {}
+        for layout in Layout:
+            stages = free.predict(RULES[layout], load, decode=True)
+            read[layout] = stages.attention_s
+        history = 61 * 16 * 4097 * 1152
+        assert read[Layout.TP] == history
+        assert read[Layout.DP] == read[Layout.DOP] == read[Layout.CP] == history / 4
+        sharded = free.predict(RULES[Layout.DOP], load, decode=True).projections_s
+        replicated = free.predict(RULES[Layout.DP], load, decode=True).projections_s
+        assert replicated - sharded == pytest.approx(61 * 328 * 2**20 * 3 / 4)
+
+    def test_decode_is_absorbed_and_dop_prefill_too(self) -> None:
+        model = cost_model(V3, gpu="h200", dtype="bf16", ranks=8)
+        prompt = Load.of([Rows(8192, 0)], num_ranks=8)
+        assert model.predict(RULES[Layout.TP], prompt, decode=False).form is AttentionForm.EXPANDED
+        assert model.predict(RULES[Layout.DOP], prompt, decode=False).form is AttentionForm.ABSORBED
+        step = decode_load(8, 8192, 8)
+        assert model.predict(RULES[Layout.TP], step, decode=True).form is AttentionForm.ABSORBED
+
+    def test_sparse_rows_are_absorbed(self) -> None:
+        model = cost_model(named_spec("deepseek-v3.2"), gpu="h200", dtype="fp8", ranks=8)
+        prompt = Load.of([Rows(8192, 0)], num_ranks=8, top_k=model.top_k)
+        assert model.predict(RULES[Layout.DP], prompt, decode=False).form is AttentionForm.ABSORBED
+
+    def test_skew_costs_owners_and_not_stripes(self) -> None:
+        model = cost_model()
+        even = Load.of([Rows(1, 1000, 0), Rows(1, 1000, 1)], num_ranks=2)
+        skewed = Load.of([Rows(1, 1000, 0), Rows(1, 1000, 0)], num_ranks=2)
+        for layout in (Layout.DP, Layout.DOP):
+            slow = model.predict(RULES[layout], skewed, decode=True)
+            assert slow.attention_s == 2 * model.predict(RULES[layout], even, decode=True).attention_s
+        for layout in (Layout.TP, Layout.CP):
+            assert model.predict(RULES[layout], skewed, decode=True) == model.predict(
+                RULES[layout], even, decode=True
+            )
+
+    def test_latencies_count_once_a_step(self) -> None:
+        model = cost_model()
+        slow = replace(model.profile, collective_latency_s=model.profile.collective_latency_s + 1.0)
+        slower = replace(model, profile=slow)
+        load = Load.of([Rows(100, 0, 0)], num_ranks=2, steps=7)
+        # TP: 2 collectives a layer for attention, 2 for the FFN, 3 a step for embedding and head.
+        extra = (
+            slower.predict(RULES[Layout.TP], load, decode=False).total_s
+            - model.predict(RULES[Layout.TP], load, decode=False).total_s
+        )
+        assert extra == pytest.approx(7 * (30 * 4 + 3))
+
+
+class TestSwitchCost:
+    owners = (1000, 3000)
+
+    def moved(self, layout_from: Layout, layout_to: Layout) -> SwitchBytes:
+        return switch_bytes(
+            SMOL, PRECISIONS["fp32"], RULES[layout_from], RULES[layout_to], owner_tokens=self.owners
+        )
+
+    def test_bytes_of_each_kind(self) -> None:
+        row, weights = 512 * 4, PRECISIONS["fp32"].projection_bytes(SMOL) // 2
+        assert self.moved(Layout.TP, Layout.DP) == SwitchBytes(weights=weights, kv=0)
+        assert self.moved(Layout.TP, Layout.DOP) == SwitchBytes(weights=0, kv=0)
+        assert self.moved(Layout.DP, Layout.DOP) == SwitchBytes(weights=0, kv=0)
+        assert self.moved(Layout.DP, Layout.TP) == SwitchBytes(weights=0, kv=3000 * row)
+        assert self.moved(Layout.CP, Layout.TP) == SwitchBytes(weights=0, kv=2000 * row)
+        assert self.moved(Layout.DP, Layout.CP) == SwitchBytes(weights=0, kv=1500 * row)
+        assert self.moved(Layout.CP, Layout.DP) == SwitchBytes(weights=0, kv=1500 * row)
+        assert self.moved(Layout.DOP, Layout.CP) == SwitchBytes(weights=weights, kv=1500 * row)
+
+    def test_equation_7(self) -> None:
+        profile = replace(
+            cost_model().profile, collective_latency_s=0.0, link_bps=1000.0, interference=0.25
+        )
+        slow = switch_cost(profile, SwitchBytes(weights=1000, kv=2000), layers=4, step_s=8.0)
+        # tau = 3 s a layer, c = 2 s: 3 + 3·(3 - 2) exposed, 3·2 hidden.
+        assert (slow.exposed_s, slow.contention_s, slow.bytes_per_rank) == (6.0, 1.5, 12_000)
+        quick = switch_cost(profile, SwitchBytes(weights=1000, kv=0), layers=4, step_s=8.0)
+        assert (quick.exposed_s, quick.contention_s) == (1.0, 0.75)
+
+    def test_blocking_exposes_everything(self) -> None:
+        profile = replace(cost_model().profile, collective_latency_s=0.0, link_bps=1000.0)
+        cost = switch_cost(
+            profile, SwitchBytes(weights=1000, kv=0), layers=4, step_s=8.0, mode=SwitchMode.BLOCKING
+        )
+        assert (cost.exposed_s, cost.contention_s) == (4.0, 0.0)
+
+    def test_pushes_under_way_delay_only_what_moves(self) -> None:
+        profile = replace(cost_model().profile, link_bps=1000.0)
+        nothing = switch_cost(profile, SwitchBytes(weights=0, kv=0), layers=4, step_s=8.0, pending_bytes=500)
+        assert nothing.total_s == 0.0
+        something = SwitchBytes(weights=1, kv=0)
+        with_pushes = switch_cost(profile, something, layers=4, step_s=8.0, pending_bytes=500)
+        alone = switch_cost(profile, something, layers=4, step_s=8.0)
+        assert with_pushes.total_s - alone.total_s == pytest.approx(0.5)
+
+
+class TestProfile:
+    profile = analytical_profile(named_gpu("h200"), dtype="bf16")
+
+    def test_round_trip(self) -> None:
+        assert HardwareProfile.from_json(self.profile.to_json()) == self.profile
+
+    @pytest.mark.parametrize("name", list(GPUS))
+    def test_every_device_gives_profiles(self, name: str) -> None:
+        for dtype in GPUS[name].flops:
+            assert analytical_profile(GPUS[name], dtype=dtype).flops > 0
+
+    def test_missing_rate_names_those_known(self) -> None:
+        with pytest.raises(ConfigError, match="bf16, fp8"):
+            analytical_profile(named_gpu("h200"), dtype="fp64")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"version": 2}, "version"),
+            ({"flops": 0}, "flops: must be above 0"),
+            ({"flops": "fast"}, "flops: a finite number"),
+            ({"link_bps": True}, "link_bps"),
+            ({"interference": -1}, "interference: must not be negative"),
+            ({"name": 3}, "name: text"),
+            ({"warp": 9}, "warp: unknown"),
+            ({"provenance": {"source": "guessed"}}, "provenance.source"),
+            ({"provenance": {"source": "measured", "residuals": {"flops": "x"}}}, "residuals.flops"),
+            ({"provenance": 1}, "provenance"),
+        ],
+    )
+    def test_errors_name_the_field(self, change: dict[str, object], message: str) -> None:
+        values = {**json.loads(self.profile.to_json()), **change}
+        with pytest.raises(ConfigError, match=message):
+            HardwareProfile.from_json(json.dumps(values))
+
+    def test_missing_field_and_bad_json(self) -> None:
+        values = json.loads(self.profile.to_json())
+        del values["kv_read_bps"]
+        with pytest.raises(ConfigError, match="kv_read_bps"):
+            HardwareProfile.from_json(json.dumps(values))
+        with pytest.raises(ConfigError, match="not JSON"):
+            HardwareProfile.from_json("{")
+        with pytest.raises(ConfigError, match="object"):
+            HardwareProfile.from_json("[]")
+
+    def test_unknown_device_lists_known(self) -> None:
+        with pytest.raises(ConfigError, match="h200"):
+            named_gpu("tpu")
