@@ -1,0 +1,363 @@
+"""The layout policy on the demo model's shape: what it does, when it does not, and what it records."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from splash_core.errors import ConfigError
+from splash_core.layout.forms import AttentionForm, CpStorage
+from splash_core.layout.layout import Layout
+from splash_core.policy.config import PolicyConfig, PolicySet, load_policy, parse_policy
+from splash_core.policy.decision import Cause, Decision, Verdict
+from splash_core.policy.log import DecisionLog
+from splash_core.policy.outlook import outlooks
+from splash_core.policy.snapshot import (
+    InputAges,
+    LayoutPool,
+    Phase,
+    RunningSequence,
+    Snapshot,
+    WaitingSequence,
+)
+from splash_core.policy.state import PolicyState
+from splash_core.policy.switching import decide, refused, step_form
+from tests.support.policy_cases import cost_model, decoding, pools, prompts, snapshot
+
+MODEL = cost_model()
+EAGER = PolicyConfig(confirm=1, dwell_s=0.0, exposed_ms_per_minute=1e9)
+SHORT = decoding(16, 60)
+LONG = decoding(1, 1500)
+
+
+def run(snapshots: list[Snapshot], config: PolicyConfig, state: PolicyState | None = None) -> list[Decision]:
+    """Decide on each snapshot in turn, in the layout that the decisions before it led to."""
+    state, layout, decisions = state or PolicyState(), snapshots[0].layout, []
+    for seen in snapshots:
+        decision, state = decide(replace(seen, layout=layout), MODEL, config, state)
+        layout = decision.layout_to if decision.switches else layout
+        decisions.append(decision)
+    return decisions
+
+
+class TestFollowsTheLoad:
+    @pytest.mark.parametrize(
+        ("phase", "start"),
+        # From TP, a prefill group gains less than the margin by going to DP and back.
+        [(Phase.DECODE, layout) for layout in Layout]
+        + [(Phase.PREFILL, layout) for layout in Layout if layout is not Layout.TP],
+    )
+    def test_sixteen_short_then_one_long(self, phase: Phase, start: Layout) -> None:
+        many, one = (SHORT, LONG) if phase is Phase.DECODE else (prompts(16, 60), prompts(1, 1500))
+        config = PolicyConfig(dwell_s=10.0)
+        decisions = run(
+            [
+                snapshot(many if time < 30 else one, time_s=float(time), phase=phase, layout=start)
+                for time in range(60)
+            ],
+            config,
+        )
+        switches = [decision for decision in decisions if decision.switches]
+        assert switches
+        assert all(later.time_s - sooner.time_s >= 10 for sooner, later in pairwise(switches))
+        assert all(set(decision.predicted_ms) == set(Layout) for decision in decisions)
+        assert decisions[29].layout_to is Layout.DP
+        assert decisions[59].layout_to is Layout.TP
+
+    def test_owners_divide_many_and_heads_divide_one(self) -> None:
+        assert (
+            decide(snapshot(SHORT, layout=Layout.TP), MODEL, EAGER, PolicyState())[0].layout_to is Layout.DP
+        )
+        assert decide(snapshot(LONG, layout=Layout.DP), MODEL, EAGER, PolicyState())[0].layout_to is Layout.TP
+
+    def test_capacity_decides_when_room_is_short(self) -> None:
+        # One request of 1,000 tokens: DP's pool of 600 a rank can never hold it, CP's stripes can.
+        room = pools(600)
+        big = [WaitingSequence(prompt_tokens=1000, projected_output=16)]
+        seen = snapshot(SHORT[:2], waiting=big, room=room, layout=Layout.DP)
+        decision, _ = decide(seen, MODEL, EAGER, PolicyState())
+        assert decision.switches
+        assert decision.layout_to is Layout.CP
+
+    def test_prefill_counts_admission_waves(self) -> None:
+        waiting = [WaitingSequence(prompt_tokens=512)] * 8
+        looks = outlooks(snapshot(phase=Phase.PREFILL, waiting=waiting, room=pools(1024)), MODEL)
+        assert {layout: look.waves for layout, look in looks.items()} == {
+            Layout.TP: 4,
+            Layout.CP: 2,
+            Layout.DP: 2,
+            Layout.DOP: 2,
+        }
+        assert looks[Layout.TP].admitted == 2
+
+    def test_itl_bound_excludes_slow_layouts(self) -> None:
+        seen = snapshot(SHORT)
+        free = outlooks(seen, MODEL)
+        bound = (free[Layout.DP].prediction.step_s + free[Layout.TP].prediction.step_s) / 2
+        bounded = outlooks(seen, MODEL, itl_bound_s=bound)
+        assert bounded[Layout.TP].objective_s == float("inf")
+        assert bounded[Layout.DP] == free[Layout.DP]
+        # A bound that none meets binds none.
+        assert outlooks(seen, MODEL, itl_bound_s=1e-9) == free
+
+    def test_skewed_owners_favour_layouts_without_owners(self) -> None:
+        on_one = [replace(running, owner=decoding(1, 1)[0].owner) for running in decoding(8, 900)]
+        even = outlooks(snapshot(decoding(8, 900)), MODEL)
+        skewed = outlooks(snapshot(on_one), MODEL)
+        assert skewed[Layout.DP].step_ms > 1.2 * even[Layout.DP].step_ms
+        assert skewed[Layout.CP].step_ms == even[Layout.CP].step_ms
+
+
+class TestHolds:
+    def hold(
+        self, seen: Snapshot, config: PolicyConfig = EAGER, state: PolicyState | None = None
+    ) -> Decision:
+        decision, _ = decide(seen, MODEL, config, state or PolicyState())
+        assert decision.verdict is Verdict.HOLD
+        assert set(decision.predicted_ms) == {layout for layout, pool in seen.pools.items() if pool.feasible}
+        return decision
+
+    def test_best_already(self) -> None:
+        assert self.hold(snapshot(SHORT, layout=Layout.DP)).cause is Cause.NO_LEAD
+
+    def test_margin(self) -> None:
+        decision = self.hold(snapshot(LONG), replace(EAGER, margin=0.5))
+        assert decision.cause is Cause.NO_LEAD
+        assert "within the margin of 50.0%" in decision.reason
+
+    @pytest.mark.parametrize("name", ["running", "waiting", "pools", "handoff"])
+    def test_stale_or_missing_input(self, name: str) -> None:
+        old = InputAges(**{f"{name}_s": 11.0})
+        assert name in self.hold(snapshot(LONG, ages=old)).reason
+        assert self.hold(snapshot(LONG, ages=old)).cause is Cause.STALE_INPUT
+        gone = InputAges(**{f"{name}_s": None})
+        assert self.hold(snapshot(LONG, ages=gone)).cause is Cause.MISSING_INPUT
+
+    def test_no_pools(self) -> None:
+        assert self.hold(snapshot(LONG, room={})).cause is Cause.MISSING_INPUT
+
+    def test_idle(self) -> None:
+        assert self.hold(snapshot()).cause is Cause.IDLE
+        done = [RunningSequence(context_tokens=90, step_rows=0)]
+        assert self.hold(snapshot(done, phase=Phase.PREFILL)).cause is Cause.IDLE
+
+    def test_pending_switch(self) -> None:
+        assert self.hold(snapshot(LONG, switch_pending=True)).cause is Cause.SWITCH_PENDING
+
+    def test_dwell(self) -> None:
+        state = PolicyState(last_switch_s=-4.0)
+        decision = self.hold(snapshot(LONG), replace(EAGER, dwell_s=10.0), state)
+        assert decision.cause is Cause.DWELL
+        assert "6.0 s of the dwell" in decision.reason
+
+    def test_confirmation_needs_the_same_layout_again(self) -> None:
+        config = replace(EAGER, confirm=3)
+        decisions = run([snapshot(LONG), snapshot(LONG), snapshot(SHORT)] + [snapshot(LONG)] * 3, config)
+        assert [decision.cause for decision in decisions] == [
+            Cause.CONFIRMING,
+            Cause.CONFIRMING,
+            Cause.NO_LEAD,
+            Cause.CONFIRMING,
+            Cause.CONFIRMING,
+            Cause.LEAD,
+        ]
+
+    def test_gain_must_pay(self) -> None:
+        ending = [replace(LONG[0], projected_output=2)]
+        decision = self.hold(snapshot(ending))
+        assert decision.cause is Cause.COST
+        assert decision.cost_ms > decision.inputs["gain_ms"] > 0
+
+    def test_pushes_under_way_are_priced(self) -> None:
+        assert decide(snapshot(LONG), MODEL, EAGER, PolicyState())[0].switches
+        busy = snapshot(LONG, pending_handoff_bytes=20_000_000_000)
+        assert self.hold(busy).cause is Cause.COST
+
+    def test_budget(self) -> None:
+        decision = self.hold(snapshot(LONG), replace(EAGER, exposed_ms_per_minute=1.0))
+        assert decision.cause is Cause.BUDGET
+        state = PolicyState(spent=((-59.0, 0.1),))
+        assert (
+            self.hold(snapshot(LONG), replace(EAGER, exposed_ms_per_minute=103.0), state).cause
+            is Cause.BUDGET
+        )
+        older = PolicyState(spent=((-61.0, 0.1),))
+        assert decide(snapshot(LONG), MODEL, replace(EAGER, exposed_ms_per_minute=103.0), older)[0].switches
+
+    def test_manual_hold_ends(self) -> None:
+        state = PolicyState().with_manual_switch(0.0, hold_s=60.0)
+        assert self.hold(snapshot(LONG, time_s=59.0), state=state).cause is Cause.MANUAL_HOLD
+        assert decide(snapshot(LONG, time_s=60.0), MODEL, EAGER, state)[0].switches
+
+    def test_shadow_records_what_it_would_do(self) -> None:
+        decision = self.hold(snapshot(LONG), replace(EAGER, shadow=True))
+        assert decision.cause is Cause.SHADOW
+        assert decision.layout_to is Layout.TP
+
+    def test_only_allowed_layouts(self) -> None:
+        config = replace(EAGER, allowed=(Layout.DP, Layout.DOP))
+        assert self.hold(snapshot(LONG), config).layout_to is Layout.DP
+
+    def test_leaves_a_layout_that_is_not_allowed(self) -> None:
+        config = replace(EAGER, allowed=(Layout.CP,))
+        decision, _ = decide(snapshot(LONG, layout=Layout.DP), MODEL, config, PolicyState())
+        assert decision.switches
+        assert decision.layout_to is Layout.CP
+
+
+class TestRejects:
+    def test_histories_do_not_fit(self) -> None:
+        room = pools(TP=LayoutPool(feasible=True, total_tokens=800))
+        decision, _ = decide(snapshot(LONG, room=room), MODEL, EAGER, PolicyState())
+        assert decision.verdict is Verdict.REJECT
+        assert decision.cause is Cause.NO_ROOM
+        assert decision.layout_to is Layout.TP
+        # 1,501 tokens in pages of 16, and 50 pages of room.
+        assert "need 94 pages" in decision.reason
+        assert "pool has 50" in decision.reason
+
+    def test_infeasible_is_never_entered_and_says_why(self) -> None:
+        room = pools(TP=LayoutPool(feasible=False, reason="9 heads do not split over 2 ranks"))
+        decision, _ = decide(snapshot(LONG, room=room), MODEL, EAGER, PolicyState())
+        assert decision.layout_to is not Layout.TP
+        assert decision.to_json()["refused"] == {"TP": "9 heads do not split over 2 ranks"}
+        assert decision.to_json()["feasible"] == {"CP": True, "DP": True, "DOP": True, "TP": False}
+
+    def test_refused_by_the_planner(self) -> None:
+        decision, state = decide(snapshot(LONG), MODEL, replace(EAGER, dwell_s=5.0), PolicyState())
+        record = refused(decision, "needs 9 slots, 4 are free")
+        assert record.verdict is Verdict.REJECT
+        assert not record.switches
+        again, _ = decide(snapshot(LONG, time_s=1.0), MODEL, replace(EAGER, dwell_s=5.0), state)
+        assert again.cause is Cause.DWELL
+
+
+class TestPin:
+    def test_goes_there_and_stays_whatever_leads(self) -> None:
+        state = PolicyState(last_switch_s=0.0).with_pin(Layout.DOP)
+        config = replace(EAGER, dwell_s=100.0)
+        decisions = run([snapshot(LONG, time_s=float(time)) for time in range(3)], config, state)
+        assert [decision.cause for decision in decisions] == [Cause.PINNED] * 3
+        assert [decision.switches for decision in decisions] == [True, False, False]
+        assert decisions[-1].layout_from is Layout.DOP
+
+    def test_above_a_manual_hold_and_stale_inputs(self) -> None:
+        state = PolicyState().with_manual_switch(0.0, hold_s=60.0).with_pin(Layout.CP)
+        seen = snapshot(LONG, time_s=1.0, ages=InputAges(running_s=None))
+        assert decide(seen, MODEL, EAGER, state)[0].switches
+
+    def test_unpinned_again(self) -> None:
+        state = PolicyState().with_pin(Layout.DP).with_pin(None)
+        assert decide(snapshot(LONG), MODEL, EAGER, state)[0].layout_to is Layout.TP
+
+    def test_infeasible_pin_is_rejected(self) -> None:
+        room = pools(CP=LayoutPool(feasible=False, reason="no room for the projections"))
+        decision, _ = decide(snapshot(LONG, room=room), MODEL, EAGER, PolicyState().with_pin(Layout.CP))
+        assert decision.verdict is Verdict.REJECT
+        assert "no room for the projections" in decision.reason
+
+    def test_a_refused_pin_waits_for_the_dwell(self) -> None:
+        config = replace(EAGER, dwell_s=5.0)
+        first, state = decide(snapshot(LONG), MODEL, config, PolicyState().with_pin(Layout.CP))
+        second, state = decide(snapshot(LONG, time_s=1.0), MODEL, config, state)
+        third, _ = decide(snapshot(LONG, time_s=5.0), MODEL, config, state)
+        assert [first.switches, second.switches, third.switches] == [True, False, True]
+
+
+class TestRecords:
+    def test_json_shape(self) -> None:
+        decision, _ = decide(snapshot(LONG, measured_step_s=0.2), MODEL, EAGER, PolicyState())
+        record = json.loads(json.dumps(decision.to_json(), allow_nan=False))
+        assert {
+            "time",
+            "phase",
+            "group",
+            "verdict",
+            "reason",
+            "from",
+            "to",
+            "predicted_ms",
+            "feasible",
+            "cost_ms",
+            "inputs",
+        } <= set(record)
+        assert (record["verdict"], record["from"], record["to"]) == ("SWITCH", "DP", "TP")
+        assert set(record["predicted_ms"]) == {"TP", "CP", "DP", "DOP"}
+        assert record["inputs"]["measured_ms"] == 200.0
+        assert record["inputs"]["age_s"]["running"] == 0.0
+
+    def test_infinite_lead_is_null(self) -> None:
+        config = replace(EAGER, allowed=(Layout.CP,))
+        decision, _ = decide(snapshot(LONG), MODEL, config, PolicyState())
+        assert decision.to_json()["inputs"]["lead"] is None
+        json.dumps(decision.to_json(), allow_nan=False)
+
+    def test_log_collapses_equal_holds(self) -> None:
+        log = DecisionLog(capacity=3)
+        for decision in run([snapshot(SHORT, time_s=float(time)) for time in range(5)], EAGER):
+            log.add(decision)
+        assert len(log.last()) == 1
+        assert log.last()[0].inputs["repeats"] == 5
+        assert log.last()[0].inputs["since"] == 0.0
+        assert log.last()[0].time_s == 4.0
+        for decision in run([snapshot(LONG), snapshot(SHORT)] * 3, EAGER):
+            log.add(decision)
+        assert len(log.last()) == 3
+        assert len(log.last(2)) == 2
+        assert log.last(0) == ()
+        assert all(decision.switches for decision in log.last())
+
+
+class TestStepForm:
+    def test_prompts_expand_and_decode_absorbs(self) -> None:
+        chunk = snapshot(prompts(2, 128), phase=Phase.PREFILL, layout=Layout.DP)
+        assert step_form(chunk, MODEL)[0] is AttentionForm.EXPANDED
+        assert step_form(snapshot(SHORT), MODEL) == (AttentionForm.ABSORBED, CpStorage.PASS_Q)
+
+    def test_few_rows_over_a_long_history_pass_queries(self) -> None:
+        few = [RunningSequence(context_tokens=8000, step_rows=8, remaining_prompt=8)]
+        assert step_form(snapshot(few, phase=Phase.PREFILL, layout=Layout.CP), MODEL)[1] is CpStorage.PASS_Q
+
+
+class TestConfig:
+    def test_names_and_files(self, tmp_path: Path) -> None:
+        assert load_policy("off") == PolicySet(enabled=False)
+        assert load_policy("auto") == PolicySet()
+        path = tmp_path / "policy.toml"
+        path.write_text(
+            '[all]\nmargin = 0.1\n[decode]\nallowed = ["TP", "DP"]\nitl_bound_ms = 40\nshadow = true\n'
+        )
+        policy = load_policy(str(path))
+        assert policy.prefill == PolicyConfig(margin=0.1)
+        assert policy.of(Phase.DECODE) == PolicyConfig(
+            margin=0.1, allowed=(Layout.TP, Layout.DP), itl_bound_ms=40.0, shadow=True
+        )
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="off, auto or a TOML file"):
+            load_policy(str(tmp_path / "none.toml"))
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("[decode]\nmargins = 1", r"decode\.margins: unknown key; known: allowed, margin"),
+            ("[decodes]\nmargin = 1", "unknown section 'decodes'; known: all, prefill, decode"),
+            ("margin = 1", "unknown section 'margin'"),
+            ("decode = 1", r"decode must be a section, \[decode\]"),
+            ("[decode]\nmargin = 'x'", r"decode\.margin: a number is required"),
+            ("[decode]\nmargin = true", r"decode\.margin: a number is required"),
+            ("[decode]\nmargin = -1", r"decode\.margin: must be in"),
+            ("[decode]\nconfirm = 1.5", r"decode\.confirm: a whole number"),
+            ("[decode]\nshadow = 1", r"decode\.shadow: true or false"),
+            ("[decode]\nallowed = 'TP'", r"decode\.allowed: a list"),
+            ("[decode]\nallowed = []", r"decode\.allowed: must name"),
+            ("[decode]\nallowed = ['PP']", r"decode\.allowed: 'PP' is not a layout; known: TP, CP, DP, DOP"),
+            ("[all]\ndwell_s = -1", r"all\.dwell_s: must not be negative"),
+            ("[decode", "not TOML"),
+        ],
+    )
+    def test_errors_name_the_key(self, text: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            parse_policy(text, source="p.toml")
