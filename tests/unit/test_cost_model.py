@@ -214,9 +214,7 @@ class TestSwitchCost:
         assert self.moved(Layout.DOP, Layout.CP) == SwitchBytes(weights=weights, kv=1500 * row)
 
     def test_equation_7(self) -> None:
-        profile = replace(
-            cost_model().profile, collective_latency_s=0.0, link_bps=1000.0, interference=0.25
-        )
+        profile = replace(cost_model().profile, collective_latency_s=0.0, link_bps=1000.0, interference=0.25)
         slow = switch_cost(profile, SwitchBytes(weights=1000, kv=2000), layers=4, step_s=8.0)
         # tau = 3 s a layer, c = 2 s: 3 + 3·(3 - 2) exposed, 3·2 hidden.
         assert (slow.exposed_s, slow.contention_s, slow.bytes_per_rank) == (6.0, 1.5, 12_000)
