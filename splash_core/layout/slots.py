@@ -95,7 +95,12 @@ class ArenaMap:
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         slot = page_bytes(spec, page_size=page_size, elem_bytes=elem_bytes)
-        places = place_matrices(spec, num_ranks=num_ranks, slot_bytes=slot, elem_bytes=elem_bytes)
+        places = place_matrices(
+            {matrix: matrix_elements(spec, matrix) * elem_bytes for matrix in Matrix},
+            layers=spec.num_mla_layers,
+            shards=num_ranks if can_shard(spec, num_ranks) else 1,
+            slot_bytes=slot,
+        )
         weights_end = max((place.end for place in places.values()), default=0)
         region_slots = -(-weights_end // slot)
         num_slots = arena_bytes // slot
@@ -140,18 +145,21 @@ class ArenaMap:
 
 
 def place_matrices(
-    spec: ModelSpec, *, num_ranks: int, slot_bytes: int, elem_bytes: int
+    matrix_bytes: Mapping[Matrix, int], *, layers: int, shards: int, slot_bytes: int
 ) -> dict[tuple[int, Matrix], MatrixPlace]:
-    """Places of all projections, layer by layer; each starts at the lowest offset that is aligned as above.
+    """Places of all projections, layer by layer; each at the lowest offset that ends its own shard on a slot.
 
-    Heads that do not split over the ranks are never sharded: own shard = whole matrix, nothing borrowed.
+    Args:
+        matrix_bytes: bytes of one layer's matrices, all heads.
+        layers: layers with projections.
+        shards: T; 1 when the heads do not split, so that nothing is borrowed.
+        slot_bytes: bytes of a slot.
     """
-    shards = num_ranks if can_shard(spec, num_ranks) else 1
     places: dict[tuple[int, Matrix], MatrixPlace] = {}
     end = 0
-    for layer in range(spec.num_mla_layers):
+    for layer in range(layers):
         for matrix in Matrix:
-            full = matrix_elements(spec, matrix) * elem_bytes
+            full = matrix_bytes[matrix]
             own = full // shards
             offset = end + (-(end + own)) % slot_bytes
             first = (offset + own) // slot_bytes
