@@ -10,26 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.errors import Conflict, InvariantBroken
-from splash_core.ids import Epoch, Incarnation, LeaseId, RequestId, SeqId, StepId
+from splash_core.ids import Epoch, Incarnation, LeaseId, RequestId, SeqId
 from splash_core.layout.layout import Layout
-from splash_core.layout.ownership import PageCopy, PageTable
+from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
-from splash_core.scheduling.admission import Admission
-from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
-from splash_core.scheduling.audit import GroupAuditData, KvTokens, Views, check_integrity
-from splash_core.scheduling.batching import Batcher, Rows
+from splash_core.scheduling.assembly import assemble
+from splash_core.scheduling.audit import GroupAuditData, KvTokens, check_integrity
+from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
-from splash_core.scheduling.intake import Intake, Parts
 from splash_core.scheduling.leases import Completion, Grant
-from splash_core.scheduling.limits import max_request_tokens
-from splash_core.scheduling.mirror import Mirrors
-from splash_core.scheduling.residency import Present, Residency
-from splash_core.scheduling.results import Retirement
-from splash_core.scheduling.sequence import Roster, SeqState
-from splash_core.scheduling.step import SequenceStep, StepPlan, StepResult, TokenLogprobs
-from splash_core.scheduling.switching import Boundary, Switcher
+from splash_core.scheduling.sequence import SeqState
+from splash_core.scheduling.step import StepPlan, StepResult, TokenLogprobs
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Refusal, SwitchMode
@@ -40,6 +33,7 @@ class _InFlight:
     plan: StepPlan
     rows: tuple[Rows, ...]
     layout_before: Layout
+    epoch_before: Epoch
 
 
 class GroupScheduler:
@@ -66,41 +60,9 @@ class GroupScheduler:
     ) -> None:
         if layout not in config.layouts:
             raise Conflict(f"the group starts in {layout}, which is not among its layouts {config.layouts}")
-        self._spec = spec
-        self._config = config
+        self._parts = assemble(spec=spec, arena=arena, layout=layout, config=config, clock=clock)
         self._clock = clock
         self._infeasible = infeasible or {}
-        self._present = Present(layout=layout)
-        self._roster = Roster()
-        self._mirrors = Mirrors()
-        self._residency = Residency(
-            table=PageTable(arena), roster=self._roster, mirrors=self._mirrors, present=self._present
-        )
-        self._limit = max_request_tokens(spec, arena, config)
-        self._admission = Admission(
-            roster=self._roster, residency=self._residency, present=self._present, config=config
-        )
-        self._intake = Intake(
-            Parts(
-                roster=self._roster,
-                residency=self._residency,
-                admission=self._admission,
-                config=config,
-                limit=self._limit,
-            ),
-            clock=clock,
-        )
-        self._batcher = Batcher(
-            roster=self._roster, residency=self._residency, admission=self._admission, config=config
-        )
-        self._switcher = Switcher(
-            roster=self._roster, residency=self._residency, present=self._present, config=config
-        )
-        self._retirement = Retirement(roster=self._roster, intake=self._intake, role=config.role)
-        self._views = Views(
-            roster=self._roster, residency=self._residency, present=self._present, config=config
-        )
-        self._steps = 0
         self._in_flight: _InFlight | None = None
         self._events: list[Event] = []
 
@@ -109,7 +71,7 @@ class GroupScheduler:
     @property
     def max_request_tokens(self) -> int:
         """Most tokens, prompt and output, of one request, in whatever layout the group may run."""
-        return self._limit
+        return self._parts.limit
 
     def add(self, request_id: RequestId, prompt: Sequence[int], sampling: SamplingParams) -> SeqId:
         """Queue a prompt (prefill and combined groups).
@@ -118,7 +80,7 @@ class GroupScheduler:
             ContextTooLong: it could never fit; names the limit.
             InvalidRequest: the prompt is empty, or this is a decode group.
         """
-        return self._intake.add(request_id, tuple(prompt), sampling)
+        return self._parts.intake.add(request_id, tuple(prompt), sampling)
 
     def reserve(self, request_id: RequestId, prompt: Sequence[int], sampling: SamplingParams) -> Grant | None:
         """Lease pages for a prompt that is computed elsewhere (decode groups); None: no room now.
@@ -130,22 +92,22 @@ class GroupScheduler:
         if self._moving:
             # Slots that the manifest under way vacates look free, but ranks may still read them.
             return None
-        return self._intake.reserve(request_id, tuple(prompt), sampling)
+        return self._parts.intake.reserve(request_id, tuple(prompt), sampling)
 
     def claim(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> None:
         """A writer is about to write the pages of a lease; idempotent. Raises `Conflict`."""
-        self._intake.claim(lease, attempt=attempt, incarnation=incarnation, writer=writer)
+        self._parts.intake.claim(lease, attempt=attempt, incarnation=incarnation, writer=writer)
 
     def abandon(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> None:
         """The writer has stopped for good: quarantined pages come back, a live lease may be claimed anew.
 
         Idempotent. Raises `Conflict` when attempt or incarnation differ.
         """
-        self._intake.abandon(lease, attempt=attempt, incarnation=incarnation, writer=writer)
+        self._parts.intake.abandon(lease, attempt=attempt, incarnation=incarnation, writer=writer)
 
     def writer_gone(self, writer: str) -> tuple[LeaseId, ...]:
         """A writer's processes are proven dead; returns the leases that it had claimed."""
-        return self._intake.writer_gone(writer)
+        return self._parts.intake.writer_gone(writer)
 
     def landed(
         self, completion: Completion, *, first_logprobs: TokenLogprobs | None = None
@@ -157,28 +119,28 @@ class GroupScheduler:
         Raises:
             Conflict: a field differs from the lease (named), or the lease has ended.
         """
-        return self._intake.landed(completion, first_logprobs)
+        return self._parts.intake.landed(completion, first_logprobs)
 
     def cancel(self, seq: SeqId) -> None:
         """The client has gone, at any point of the sequence's life. Idempotent."""
-        sequence = self._roster.find(seq)
+        sequence = self._parts.roster.find(seq)
         if sequence is None:
             return
         if self._in_flight is not None and sequence.state is not SeqState.LEASED:
             sequence.cancelled = True
             return
-        self._intake.cancel(sequence)
+        self._parts.intake.cancel(sequence)
 
     def release(self, seq: SeqId) -> None:
         """The pages of a prefilled sequence are pushed, or will not be: free them. Idempotent."""
-        sequence = self._roster.find(seq)
+        sequence = self._parts.roster.find(seq)
         if sequence is not None and sequence.state is SeqState.HANDOFF:
-            self._intake.release(sequence)
+            self._parts.intake.release(sequence)
 
     def copies(self, seq: SeqId) -> tuple[tuple[PageCopy, ...], ...]:
         """Where each page of a sequence is: the source of a handoff."""
-        table = self._residency.table
-        return tuple(table.copies(page) for page in self._roster.get(seq).pages)
+        table = self._parts.residency.table
+        return tuple(table.copies(page) for page in self._parts.roster.get(seq).pages)
 
     # -------------------------------------------------------------------------------- steps
 
@@ -195,7 +157,7 @@ class GroupScheduler:
         Raises:
             Conflict: the layout is not one of the group's, or a switch to another one is scheduled.
         """
-        return self._switcher.request(layout, mode)
+        return self._parts.switcher.request(layout, mode)
 
     def next_plan(self) -> StepPlan | None:
         """The next step; None when there is nothing to run now.
@@ -205,14 +167,14 @@ class GroupScheduler:
         """
         if self._in_flight is not None:
             raise InvariantBroken(f"step {self._in_flight.plan.step} is still under way")
-        before = self._present.layout
-        boundary = self._switcher.at_boundary()
+        layout, epoch = self.layout, self.epoch
+        boundary = self._parts.switcher.at_boundary()
         if boundary.refused is not None:
             self._events.append(boundary.refused)
-        rows = self._batcher.fill()
+        rows = self._parts.batcher.fill()
         if not rows and boundary.manifest is None:
             return None
-        self._in_flight = _InFlight(self._plan(rows, boundary), rows, before)
+        self._in_flight = _InFlight(self._parts.writer.write(rows, boundary), rows, layout, epoch)
         return self._in_flight.plan
 
     def complete(self, results: Sequence[StepResult]) -> tuple[Event, ...]:
@@ -224,9 +186,9 @@ class GroupScheduler:
         if self._in_flight is None:
             raise InvariantBroken("no step is under way")
         flight, plan = self._in_flight, self._in_flight.plan
-        events = self._retirement.retire(plan, flight.rows, results, self._residency.num_ranks)
+        events = self._parts.retirement.retire(plan, flight.rows, results, self._parts.residency.num_ranks)
         self._in_flight = None
-        if plan.layout is not flight.layout_before:
+        if plan.epoch > flight.epoch_before:
             events.insert(0, _switched(flight, results))
         return (*self.take_events(), *events)
 
@@ -241,17 +203,17 @@ class GroupScheduler:
     @property
     def layout(self) -> Layout:
         """The layout of the step under way, or of the next one."""
-        return self._present.layout
+        return self._parts.present.layout
 
     @property
     def epoch(self) -> Epoch:
         """The layout epoch."""
-        return self._present.epoch
+        return self._parts.present.epoch
 
     @property
     def num_steps(self) -> int:
         """Steps planned so far."""
-        return self._steps
+        return self._parts.writer.num_steps
 
     @property
     def in_flight(self) -> bool:
@@ -260,67 +222,32 @@ class GroupScheduler:
 
     def count(self, *states: SeqState) -> int:
         """Live sequences in any of the states; all when none is named."""
-        return len(self._roster.within(*states)) if states else len(self._roster)
+        return len(self._parts.roster.within(*states)) if states else len(self._parts.roster)
 
     def snapshot(self, *, queued: Sequence[WaitingSequence] = ()) -> Snapshot:
         """What a layout policy may see; `queued` are requests that wait outside the scheduler."""
-        return self._views.snapshot(
+        return self._parts.views.snapshot(
             time_s=self._clock(),
             queued=queued,
             infeasible=self._infeasible,
-            switch_pending=self._switcher.pending,
+            switch_pending=self._parts.switcher.pending,
         )
 
     def audit(self) -> GroupAuditData:
         """Every slot and every lease of the group."""
-        return self._views.audit(self._intake.opened())
+        return self._parts.views.audit(self._parts.intake.opened())
 
     def kv_tokens(self) -> KvTokens:
         """Tokens used, offered and promised."""
-        return self._views.kv_tokens()
+        return self._parts.views.kv_tokens()
 
     def check_integrity(self) -> None:
         """Prove the invariants of the group; raises `InvariantBroken`."""
-        check_integrity(self._roster, self._residency, self._admission.quarantine)
+        check_integrity(self._parts.roster, self._parts.residency, self._parts.admission.quarantine)
 
     @property
     def _moving(self) -> bool:
         return self._in_flight is not None and self._in_flight.plan.manifest is not None
-
-    def _plan(self, rows: tuple[Rows, ...], boundary: Boundary) -> StepPlan:
-        sequences = tuple(_sequence_step(entry) for entry in rows)
-        touched = [entry.sequence for entry in rows]
-        if boundary.manifest is not None:
-            known = {sequence.seq for sequence in touched}
-            moved = (s for s in self._roster if self._mirrors.knows(s.seq) and s.seq not in known)
-            touched.extend(moved)
-        delta = self._mirrors.delta(touched, self._residency.table.row)
-        chunks = [ChunkShape(entry.sequence.cached, entry.count) for entry in rows]
-        rule = self._present.rule
-        self._steps += 1
-        return StepPlan(
-            step=StepId(self._steps),
-            epoch=self._present.epoch,
-            layout=self._present.layout,
-            sequences=sequences,
-            started=delta.started,
-            tables=delta.tables,
-            finished=delta.finished,
-            manifest=boundary.manifest,
-            mode=boundary.mode,
-            form=choose_form(self._spec, rule, chunks),
-            cp_storage=choose_cp_storage(self._spec, rule, chunks),
-        )
-
-
-def _sequence_step(entry: Rows) -> SequenceStep:
-    sequence, end = entry.sequence, entry.sequence.cached + entry.count
-    return SequenceStep(
-        seq=sequence.seq,
-        start=sequence.cached,
-        tokens=tuple(sequence.tokens[sequence.cached : end]),
-        sample=end == len(sequence.tokens) and sequence.sampling.max_tokens > 0,
-    )
 
 
 def _switched(flight: _InFlight, results: Sequence[StepResult]) -> SwitchedEvent:

@@ -5,7 +5,6 @@ writer outside may still touch them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from splash_core.errors import Conflict, InvalidRequest
 from splash_core.ids import Incarnation, LeaseId, PageId, RequestId, SeqId
@@ -23,30 +22,27 @@ from splash_core.spec.request import SamplingParams
 from splash_core.switch.handoff import LandingPage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What intake works on; all owned by the group."""
-
-    roster: Roster
-    residency: Residency
-    admission: Admission
-    config: SchedulerConfig
-    limit: int
-    """Most tokens of one request."""
-
-
 class Intake:
     """Admits, leases, lands, cancels and releases sequences."""
 
-    def __init__(self, parts: Parts, *, clock: Callable[[], float]) -> None:
-        self._roster = parts.roster
-        self._residency = parts.residency
-        self._admission = parts.admission
-        self._config = parts.config
-        self._limit = parts.limit
-        self._rules = RULES_OF_ROLE[parts.config.role]
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        residency: Residency,
+        admission: Admission,
+        config: SchedulerConfig,
+        limit: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._roster = roster
+        self._residency = residency
+        self._admission = admission
+        self._config = config
+        self._limit = limit
+        self._rules = RULES_OF_ROLE[config.role]
         self._clock = clock
-        self._leases = LeaseBook(parts.config.incarnation)
+        self._leases = LeaseBook(config.incarnation)
 
     def add(self, request_id: RequestId, prompt: tuple[int, ...], sampling: SamplingParams) -> SeqId:
         """Queue a prompt to be computed here."""

@@ -27,6 +27,10 @@ class Present:
         """The layout's rule."""
         return RULES[self.layout]
 
+    def runs(self, layout: Layout) -> bool:
+        """True when the group is in this layout already."""
+        return layout == self.layout
+
 
 class Residency:
     """Gives pages to sequences and takes them away."""

@@ -70,10 +70,11 @@ class Switcher:
         if layout not in self._config.layouts:
             known = ", ".join(self._config.layouts)
             raise Conflict(f"layout {layout} is not among those of {self._config.group}: {known}")
-        if self._wish is not None and self._wish.layout is not layout:
-            raise Conflict(f"a switch to {self._wish.layout} is scheduled; ask for {layout} after it")
+        scheduled = None if self._wish is None else self._wish.layout
+        if scheduled not in (None, layout):
+            raise Conflict(f"a switch to {scheduled} is scheduled; ask for {layout} after it")
         present = self._present
-        if layout is present.layout:
+        if present.runs(layout):
             return SwitchedEvent(
                 layout_from=layout, layout_to=layout, epoch=present.epoch, mode=mode, bytes_received=0
             )
@@ -82,7 +83,7 @@ class Switcher:
             if not self._may_pass(planned):
                 return planned
             self._waits_for_borrowed = not RULES[layout].borrows
-            return SwitchDeferred(planned)
+            return SwitchDeferred(refusal=planned)
         self._wish = _Wish(layout=layout, mode=mode)
         return None
 

@@ -1,0 +1,67 @@
+"""Puts a group's managers together; each sees only what it needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from splash_core.layout.layout import Layout
+from splash_core.layout.ownership import PageTable
+from splash_core.layout.slots import ArenaMap
+from splash_core.scheduling.admission import Admission
+from splash_core.scheduling.audit import Views
+from splash_core.scheduling.batching import Batcher
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.intake import Intake
+from splash_core.scheduling.limits import max_request_tokens
+from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.plan_writer import PlanWriter
+from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.results import Retirement
+from splash_core.scheduling.sequence import Roster
+from splash_core.scheduling.switching import Switcher
+from splash_core.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machinery:
+    """The managers of one group."""
+
+    limit: int
+    """Most tokens of one request."""
+    present: Present
+    roster: Roster
+    residency: Residency
+    admission: Admission
+    intake: Intake
+    batcher: Batcher
+    switcher: Switcher
+    writer: PlanWriter
+    retirement: Retirement
+    views: Views
+
+
+def assemble(
+    *, spec: ModelSpec, arena: ArenaMap, layout: Layout, config: SchedulerConfig, clock: Callable[[], float]
+) -> Machinery:
+    """The managers of a group that starts empty, in `layout`."""
+    limit = max_request_tokens(spec, arena, config)
+    present = Present(layout=layout)
+    roster = Roster()
+    mirrors = Mirrors()
+    residency = Residency(table=PageTable(arena), roster=roster, mirrors=mirrors, present=present)
+    admission = Admission(roster=roster, residency=residency, present=present, config=config)
+    intake = Intake(
+        roster=roster, residency=residency, admission=admission, config=config, limit=limit, clock=clock
+    )
+    return Machinery(
+        limit=limit,
+        present=present,
+        roster=roster,
+        residency=residency,
+        admission=admission,
+        intake=intake,
+        batcher=Batcher(roster=roster, residency=residency, admission=admission, config=config),
+        switcher=Switcher(roster=roster, residency=residency, present=present, config=config),
+        writer=PlanWriter(spec=spec, roster=roster, mirrors=mirrors, residency=residency, present=present),
+        retirement=Retirement(roster=roster, intake=intake, role=config.role),
+        views=Views(roster=roster, residency=residency, present=present, config=config),
+    )

@@ -1,0 +1,60 @@
+"""Writes a step down as the message that all ranks receive."""
+
+from splash_core.ids import StepId
+from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
+from splash_core.scheduling.batching import Rows
+from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.sequence import Roster
+from splash_core.scheduling.step import SequenceStep, StepPlan
+from splash_core.scheduling.switching import Boundary
+from splash_core.spec.model import ModelSpec
+
+
+class PlanWriter:
+    """Numbers steps and tells ranks the differences to what they know."""
+
+    def __init__(
+        self, *, spec: ModelSpec, roster: Roster, mirrors: Mirrors, residency: Residency, present: Present
+    ) -> None:
+        self.num_steps = 0
+        """Steps written so far."""
+        self._spec = spec
+        self._roster = roster
+        self._mirrors = mirrors
+        self._residency = residency
+        self._present = present
+
+    def write(self, rows: tuple[Rows, ...], boundary: Boundary) -> StepPlan:
+        """The plan of the next step."""
+        touched = [entry.sequence for entry in rows]
+        if boundary.manifest is not None:
+            running = {sequence.seq for sequence in touched}
+            known = (sequence for sequence in self._roster if self._mirrors.knows(sequence.seq))
+            touched.extend(sequence for sequence in known if sequence.seq not in running)
+        delta = self._mirrors.delta(touched, self._residency.table.row)
+        chunks = [ChunkShape(entry.sequence.cached, entry.count) for entry in rows]
+        self.num_steps += 1
+        return StepPlan(
+            step=StepId(self.num_steps),
+            epoch=self._present.epoch,
+            layout=self._present.layout,
+            sequences=tuple(_sequence_step(entry) for entry in rows),
+            started=delta.started,
+            tables=delta.tables,
+            finished=delta.finished,
+            manifest=boundary.manifest,
+            mode=boundary.mode,
+            form=choose_form(self._spec, self._present.rule, chunks),
+            cp_storage=choose_cp_storage(self._spec, self._present.rule, chunks),
+        )
+
+
+def _sequence_step(entry: Rows) -> SequenceStep:
+    sequence, end = entry.sequence, entry.sequence.cached + entry.count
+    return SequenceStep(
+        seq=sequence.seq,
+        start=sequence.cached,
+        tokens=tuple(sequence.tokens[sequence.cached : end]),
+        sample=end == len(sequence.tokens) and sequence.sampling.max_tokens > 0,
+    )

@@ -1,0 +1,270 @@
+"""Ranks of a group that execute step plans on symbols: what a leader's tables are worth, without tensors.
+
+Every KV row is a symbol (position, digest of all tokens up to it). A row may run only if every copy of its
+whole history is where the mirrored tables say, on the ranks that the layout wants; the token after a history
+is a function of the digest that was *read from the arena*. So a wrong table, a lost page or a slot with two
+users gives a failed assertion or a wrong token, and an unswitched run gives the reference.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from splash_core.ids import Epoch, RankId, SeqId
+from splash_core.layout.homes import RowsOfSequence, assign_homes
+from splash_core.layout.layout import RULES, KvHistory, Layout
+from splash_core.layout.slots import ArenaMap
+from splash_core.scheduling.step import (
+    NO_SLOT,
+    PromptLogprobs,
+    SampledToken,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    TokenLogprobs,
+)
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.manifest import Chunk, Primitive, SwitchManifest
+
+VOCAB = 11
+WEIGHTS = ("weights", 0)
+Row = tuple[int | str, int]
+"""(position, digest of the tokens up to it)."""
+
+
+def digests(tokens: Sequence[int]) -> list[int]:
+    """The digest of each prefix of `tokens`."""
+    result: list[int] = []
+    digest = 17
+    for token in tokens:
+        digest = (digest * 1_000_003 + token * 7919 + 13) % (1 << 61)
+        result.append(digest)
+    return result
+
+
+def token_after(digest: int) -> int:
+    """What every layout must draw after a history with this digest."""
+    return (digest >> 7) % VOCAB
+
+
+def expected_output(prompt: Sequence[int], sampling: SamplingParams) -> tuple[list[int], int | None]:
+    """The output of an unswitched run: told tokens, and the stop token that ended it, if any."""
+    tokens = list(prompt)
+    output: list[int] = []
+    while len(output) < sampling.max_tokens:
+        token = token_after(digests(tokens)[-1])
+        if token in sampling.stop_token_ids and len(output) + 1 >= sampling.min_tokens:
+            return output, token
+        tokens.append(token)
+        output.append(token)
+    return output, None
+
+
+@dataclass
+class Mirror:
+    tokens: list[int]
+    num_prompt: int
+    sampling: SamplingParams
+    table: list[tuple[int, ...]] = field(default_factory=list)
+
+
+class FakeRanks:
+    """All ranks of a group."""
+
+    def __init__(self, arena: ArenaMap, layout: Layout) -> None:
+        self.arena = arena
+        self.layout = layout
+        self.epoch = Epoch(0)
+        self.mirrors: dict[SeqId, Mirror] = {}
+        self.rows_run = 0
+        self._held: dict[tuple[int, int, int], list[Row | None]] = {}
+        if not RULES[layout].borrows:
+            for layer in range(arena.num_layers):
+                self._fill_weights(layer)
+
+    def step(self, plan: StepPlan) -> tuple[StepResult, ...]:
+        """Execute a plan on all ranks."""
+        manifest = plan.manifest
+        if manifest is not None:
+            assert manifest.layout_from == self.layout
+            self.layout = manifest.layout_to
+            assert manifest.epoch == self.epoch + (manifest.layout_from != manifest.layout_to)
+            self.epoch = manifest.epoch
+        assert (plan.layout, plan.epoch) == (self.layout, self.epoch)
+        self._apply_mirrors(plan)
+        self._check_slots_distinct(plan)
+        received = [0] * self.arena.num_ranks
+        for chunk in manifest.boundary_chunks if manifest else ():
+            self._run_chunk(chunk, range(self.arena.num_layers), received)
+        for layer in range(self.arena.num_layers):
+            if manifest is not None:
+                self._switch_layer(manifest, layer, received)
+            for step in plan.sequences:
+                self._write_rows(step, layer)
+        tokens: list[list[SampledToken]] = [[] for _ in received]
+        scores: list[list[PromptLogprobs]] = [[] for _ in received]
+        self._report(plan, tokens, scores)
+        self.rows_run += plan.num_rows
+        return tuple(
+            StepResult(
+                step=plan.step,
+                rank=RankId(rank),
+                tokens=tuple(tokens[rank]),
+                prompt_logprobs=tuple(scores[rank]),
+                switch_bytes_received=received[rank],
+                times=StepTimes(total_s=1.0 + rank, switch_wait_s=0.25 * rank),
+            )
+            for rank in range(self.arena.num_ranks)
+        )
+
+    def write_page(self, rank: int, slot: int, first_position: int, rows: Sequence[int]) -> None:
+        """Somebody outside writes a page of digests, on all layers."""
+        for layer in range(self.arena.num_layers):
+            page = self._page(rank, layer, slot)
+            for offset, digest in enumerate(rows):
+                page[offset] = (first_position + offset, digest)
+
+    def read_page(self, rank: int, slot: int) -> list[Row | None]:
+        """What a page holds; the same on all layers."""
+        pages = [self._page(rank, layer, slot) for layer in range(self.arena.num_layers)]
+        assert all(page == pages[0] for page in pages)
+        return list(pages[0])
+
+    def copy_page(self, source: "FakeRanks", src: int, src_slot: int, dst: int, dst_slot: int) -> None:
+        """Push a page of another group into this one."""
+        for layer in range(self.arena.num_layers):
+            self._held[dst, layer, dst_slot] = source.read_page(src, src_slot)
+
+    def _apply_mirrors(self, plan: StepPlan) -> None:
+        for seq in plan.finished:
+            del self.mirrors[seq]
+        for new in plan.started:
+            assert new.seq not in self.mirrors, "started twice"
+            self.mirrors[new.seq] = Mirror(
+                tokens=list(new.tokens), num_prompt=new.num_prompt, sampling=new.sampling
+            )
+        for update in plan.tables:
+            table = self.mirrors[update.seq].table
+            assert update.first_page <= len(table), "a gap in a table"
+            table[update.first_page :] = update.slots
+
+    def _check_slots_distinct(self, plan: StepPlan) -> None:
+        """No slot has two users among the sequences that run, and none lies under weights."""
+        seen: set[tuple[int, int]] = set()
+        borrows = RULES[plan.layout].borrows
+        borrowed = set(self.arena.borrowed)
+        for step in plan.sequences:
+            for row in self.mirrors[step.seq].table:
+                for rank, slot in enumerate(row):
+                    if slot == NO_SLOT:
+                        continue
+                    assert (rank, slot) not in seen, "a slot with two users"
+                    assert borrows or slot not in borrowed, "a page under weights"
+                    seen.add((rank, slot))
+
+    def _switch_layer(self, manifest: SwitchManifest, layer: int, received: list[int]) -> None:
+        if manifest.weights is Primitive.ALL_GATHER:
+            self._fill_weights(layer)
+        for chunk in manifest.layer_chunks:
+            self._run_chunk(chunk, (layer,), received)
+
+    def _run_chunk(self, chunk: Chunk, layers: Sequence[int], received: list[int]) -> None:
+        staged = [
+            (move.dst, layer, move.dst_slot, list(self._page(move.src, layer, move.src_slot)))
+            for move in chunk
+            for layer in layers
+        ]
+        for dst, layer, slot, rows in staged:
+            self._held[dst, layer, slot] = rows
+        for move in chunk:
+            received[move.dst] += (move.src != move.dst) * len(layers)
+
+    def _write_rows(self, step: SequenceStep, layer: int) -> None:
+        mirror = self.mirrors[step.seq]
+        end = step.start + len(step.tokens)
+        assert step.tokens, "a sequence without rows"
+        known = mirror.tokens[step.start : end]
+        assert list(step.tokens[: len(known)]) == known, "rows do not continue the history"
+        mirror.tokens[step.start : end] = step.tokens
+        chain = digests(mirror.tokens[:end])
+        size = self.arena.page_size
+        pages = mirror.table[: -(-end // size)]
+        assert len(pages) == -(-end // size), "rows without a page"
+        self._check_placement(pages)
+        for position in range(step.start, end):
+            for rank, slot in _copies(pages[position // size]):
+                self._page(rank, layer, slot)[position % size] = (position, chain[position])
+        # Reads its own rows too: what two users of a slot overwrote shows here.
+        for position in range(end):
+            for rank, slot in _copies(pages[position // size]):
+                row = self._page(rank, layer, slot)[position % size]
+                assert row == (position, chain[position]), (step.seq, position, rank, slot, row)
+
+    def _check_placement(self, pages: Sequence[tuple[int, ...]]) -> None:
+        history = RULES[self.layout].history
+        holders = [[rank for rank, _ in _copies(page)] for page in pages]
+        if history is KvHistory.ALL:
+            assert all(len(ranks) == self.arena.num_ranks for ranks in holders)
+        else:
+            assert all(len(ranks) == 1 for ranks in holders), holders
+        if history is KvHistory.OWNER:
+            assert len({ranks[0] for ranks in holders}) == 1
+        if history is KvHistory.STRIPED:
+            size = self.arena.num_ranks
+            assert all((ranks[0] - holders[0][0]) % size == index % size for index, ranks in enumerate(holders))
+
+    def _report(
+        self, plan: StepPlan, tokens: list[list[SampledToken]], scores: list[list[PromptLogprobs]]
+    ) -> None:
+        size = self.arena.page_size
+        shapes = []
+        for step in plan.sequences:
+            end = step.start + len(step.tokens)
+            touched = self.mirrors[step.seq].table[step.start // size : (end - 1) // size + 1]
+            holders = tuple(RankId(_copies(page)[0][0]) for page in touched)
+            shapes.append(RowsOfSequence(start=step.start, count=len(step.tokens), page_holders=holders))
+        homes = assign_homes(
+            RULES[plan.layout].history, shapes, num_ranks=self.arena.num_ranks, page_size=size
+        )
+        for rank, ranges in enumerate(homes):
+            for run in ranges:
+                step = plan.sequences[run.sequence]
+                mirror = self.mirrors[step.seq]
+                first = step.start + run.first
+                chain = digests(mirror.tokens[: first + run.count])
+                scores[rank].extend(self._scores(step.seq, mirror, chain, first, run.count))
+                if step.sample and run.first + run.count == len(step.tokens):
+                    token = token_after(chain[-1])
+                    logprob = None
+                    if mirror.sampling.logprobs is not None:
+                        logprob = TokenLogprobs(token=token, logprob=-1.0)
+                    tokens[rank].append(SampledToken(seq=step.seq, token=token, logprobs=logprob))
+
+    def _scores(
+        self, seq: SeqId, mirror: Mirror, chain: list[int], first: int, count: int
+    ) -> list[PromptLogprobs]:
+        if mirror.sampling.prompt_logprobs is None:
+            return []
+        positions = [p for p in range(first + 1, first + count + 1) if p < mirror.num_prompt]
+        if not positions:
+            return []
+        entries = tuple(
+            TokenLogprobs(token=mirror.tokens[p], logprob=-float(chain[p - 1] % 97)) for p in positions
+        )
+        return [PromptLogprobs(seq=seq, first_position=positions[0], entries=entries)]
+
+    def _page(self, rank: int, layer: int, slot: int) -> list[Row | None]:
+        return self._held.setdefault((rank, layer, slot), [None] * self.arena.page_size)
+
+    def _fill_weights(self, layer: int) -> None:
+        # A slot inside layer i's weights holds a page of *all* layers: the gather overwrites them all.
+        for (owner, _), place in self.arena.places.items():
+            if owner == layer:
+                for rank in range(self.arena.num_ranks):
+                    for slot in place.borrowed:
+                        for each in range(self.arena.num_layers):
+                            self._held[rank, each, slot] = [WEIGHTS] * self.arena.page_size
+
+
+def _copies(row: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(rank, slot) for rank, slot in enumerate(row) if slot != NO_SLOT]

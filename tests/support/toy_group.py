@@ -1,0 +1,216 @@
+"""A scheduler and its symbolic ranks, with what tests compare: tokens per request, ends, switches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from splash_core.ids import Incarnation, RequestId, SeqId
+from splash_core.layout.layout import Layout
+from splash_core.layout.slots import ArenaMap
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.events import (
+    Event,
+    FinishedEvent,
+    PrefilledEvent,
+    SwitchedEvent,
+    SwitchRefusedEvent,
+    TokenEvent,
+)
+from splash_core.scheduling.group import GroupScheduler
+from splash_core.scheduling.leases import Completion, Grant, handoff_checksum
+from splash_core.scheduling.roles import Role
+from splash_core.scheduling.step import StepPlan
+from splash_core.spec.model import Family, ModelSpec, RopeKind, RopeSpec
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.handoff import LandingPage
+from tests.support.fake_ranks import FakeRanks, digests, expected_output, token_after
+from tests.support.manifest_simulator import toy_arena
+
+SPEC = ModelSpec(
+    name="toy",
+    family=Family.V2,
+    layers=2,
+    hidden=64,
+    heads=4,
+    q_lora_rank=None,
+    kv_lora_rank=16,
+    nope_dim=8,
+    rope_dim=4,
+    v_dim=8,
+    vocab=11,
+    dense_intermediate=64,
+    moe=None,
+    rms_eps=1e-6,
+    rope=RopeSpec(kind=RopeKind.DEFAULT, theta=10000.0),
+    attention_bias=False,
+    tie_embeddings=False,
+    max_positions=4096,
+    eos_token_ids=(2,),
+)
+INCARNATION = Incarnation("life-1")
+
+
+def arena_of(*, num_ranks: int, ordinary: int, borrowed: int = 0, page_size: int = 2) -> ArenaMap:
+    arena = toy_arena(num_ranks=num_ranks, num_layers=2, ordinary=ordinary, borrowed=borrowed)
+    return replace(arena, page_size=page_size)
+
+
+@dataclass
+class Request:
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    told: list[int] = field(default_factory=list)
+    prefilled: PrefilledEvent | None = None
+    finished: FinishedEvent | None = None
+    cancelled: bool = False
+    released: bool = False
+
+    def check(self) -> None:
+        """What was told so far is what an unswitched run tells."""
+        output, stop = expected_output(self.prompt, self.sampling)
+        assert self.told == output[: len(self.told)]
+        if self.finished is None:
+            return
+        assert self.told == output
+        assert self.finished.stop_token == stop
+        assert self.finished.reason == ("length" if stop is None else "stop")
+        assert self.finished.num_generated == len(output) + (stop is not None)
+
+
+class ToyGroup:
+    """One group on symbols. Checks integrity after every call."""
+
+    def __init__(
+        self,
+        *,
+        role: Role = Role.COMBINED,
+        layout: Layout = Layout.DP,
+        arena: ArenaMap | None = None,
+        **settings: object,
+    ) -> None:
+        self.arena = arena or arena_of(num_ranks=2, ordinary=16)
+        self.clock = 0.0
+        settings.setdefault("incarnation", INCARNATION)
+        self.scheduler = GroupScheduler(
+            spec=SPEC,
+            arena=self.arena,
+            layout=layout,
+            config=SchedulerConfig(role=role, **settings),  # type: ignore[arg-type]
+            clock=lambda: self.clock,
+        )
+        self.ranks = FakeRanks(self.arena, layout)
+        self.requests: dict[SeqId, Request] = {}
+        self.switched: list[SwitchedEvent] = []
+        self.refused: list[SwitchRefusedEvent] = []
+        self.plan: StepPlan | None = None
+        self.plans: list[StepPlan] = []
+
+    def add(self, prompt: Sequence[int], sampling: SamplingParams) -> SeqId:
+        seq = self.scheduler.add(RequestId(f"r{len(self.requests)}"), prompt, sampling)
+        self.requests[seq] = Request(tuple(prompt), sampling)
+        self.scheduler.check_integrity()
+        return seq
+
+    def reserve(self, prompt: Sequence[int], sampling: SamplingParams) -> Grant | None:
+        grant = self.scheduler.reserve(RequestId(f"r{len(self.requests)}"), prompt, sampling)
+        if grant is not None:
+            self.requests[grant.seq] = Request(tuple(prompt), sampling)
+        self.scheduler.check_integrity()
+        return grant
+
+    def write(self, grant: Grant, pages: Sequence[LandingPage] | None = None) -> None:
+        """A writer outside fills (some of) a lease's pages."""
+        chain = digests(self.requests[grant.seq].prompt)
+        size = self.arena.page_size
+        for page in grant.pages if pages is None else pages:
+            first = page.index * size
+            self.ranks.write_page(page.rank, page.slot, first, chain[first : first + size])
+
+    def completion(self, grant: Grant, writer: str = "writer", **changes: object) -> Completion:
+        prompt = self.requests[grant.seq].prompt
+        fields: dict[str, object] = {
+            "lease": grant.lease,
+            "attempt": grant.attempt,
+            "incarnation": grant.incarnation,
+            "writer": writer,
+            "num_tokens": len(prompt),
+            "checksum": handoff_checksum(grant.pages),
+            "first_token": token_after(digests(prompt)[-1]),
+        }
+        return Completion(**{**fields, **changes})  # type: ignore[arg-type]
+
+    def claim(self, grant: Grant, writer: str = "writer") -> None:
+        self.scheduler.claim(
+            grant.lease, attempt=grant.attempt, incarnation=grant.incarnation, writer=writer
+        )
+
+    def land(self, grant: Grant, writer: str = "writer") -> None:
+        self.take(self.scheduler.landed(self.completion(grant, writer)))
+
+    def cancel(self, seq: SeqId) -> None:
+        self.requests[seq].cancelled = True
+        self.scheduler.cancel(seq)
+        self.scheduler.check_integrity()
+
+    def begin(self) -> bool:
+        """Plan a step; False when there is nothing to run."""
+        self.plan = self.scheduler.next_plan()
+        self.scheduler.check_integrity()
+        if self.plan is None:
+            self.take(self.scheduler.take_events())
+            return False
+        self.plans.append(self.plan)
+        return True
+
+    def end(self) -> tuple[Event, ...]:
+        """Run the planned step and complete it."""
+        assert self.plan is not None
+        results = self.ranks.step(self.plan)
+        self.plan = None
+        events = self.scheduler.complete(results)
+        self.take(events)
+        return events
+
+    def step(self) -> tuple[Event, ...] | None:
+        return self.end() if self.begin() else None
+
+    def run(self, limit: int = 3000) -> None:
+        """Steps until nothing is left to run."""
+        for _ in range(limit):
+            if self.step() is None:
+                return
+        raise AssertionError(f"still busy after {limit} steps: livelock")
+
+    def take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, SwitchedEvent):
+                self.switched.append(event)
+            elif isinstance(event, SwitchRefusedEvent):
+                self.refused.append(event)
+            else:
+                self._take_of_request(event)
+        self.scheduler.check_integrity()
+
+    def _take_of_request(self, event: TokenEvent | FinishedEvent | PrefilledEvent) -> None:
+        request = self.requests[event.seq]
+        assert request.finished is None, "an event after the end"
+        assert not request.cancelled, "an event after a cancel"
+        if isinstance(event, TokenEvent):
+            assert event.index == len(request.told)
+            request.told.append(event.token)
+        elif isinstance(event, PrefilledEvent):
+            assert request.prefilled is None, "prefilled twice"
+            request.prefilled = event
+        else:
+            request.finished = event
+
+    def assert_empty(self) -> None:
+        """Nothing is held after a drain."""
+        audit = self.scheduler.audit()
+        assert audit.pages_held == 0
+        assert audit.leases == ()
+        assert self.scheduler.count() == 0
+        for rank in audit.ranks:
+            assert rank.kv == rank.quarantined == 0
+            assert rank.slots == rank.free + rank.weights
+        assert self.scheduler.kv_tokens().used == 0
+
