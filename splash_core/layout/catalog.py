@@ -1,0 +1,102 @@
+"""Which layouts a deployment can run, and what each one holds; or why not, with numbers.
+
+Invariant: a layout is feasible when its projections divide as it wants and at least one page fits on a
+rank. The answers follow from the rules in `layout.layout`; no layout is treated by name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from splash_core.layout.layout import RULES, KvHistory, Layout, LayoutRule
+from splash_core.layout.memory import MemoryAccount
+from splash_core.layout.slots import ArenaMap, can_shard
+from splash_core.spec.model import ModelSpec
+from splash_core.units import Tokens, format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeasibleLayout:
+    """A layout that can run."""
+
+    layout: Layout
+    distinct_tokens: Tokens
+    """Tokens of distinct history that the whole group holds."""
+    longest_context: Tokens
+    """Tokens of the longest single request: by memory, and by the model's positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfeasibleLayout:
+    """A layout that cannot run."""
+
+    layout: Layout
+    reason: str
+    """With the numbers, and the nearest setting that would do."""
+
+
+Verdict = FeasibleLayout | InfeasibleLayout
+
+
+def catalog_of_arena(spec: ModelSpec, arena: ArenaMap) -> Mapping[Layout, Verdict]:
+    """What the layouts can do in a given arena: the account of a running group."""
+    verdicts: dict[Layout, Verdict] = {}
+    for layout, rule in RULES.items():
+        pages = len(arena.ordinary) + (len(arena.borrowed) if rule.borrows else 0)
+        verdicts[layout] = _indivisible(spec, rule, arena.num_ranks) or _holds(
+            spec, rule, pages=pages, num_ranks=arena.num_ranks, page_size=arena.page_size
+        )
+    return MappingProxyType(verdicts)
+
+
+def catalog_of_memory(account: MemoryAccount) -> Mapping[Layout, Verdict]:
+    """What the layouts could do on given hardware: the account of `splash plan`."""
+    verdicts: dict[Layout, Verdict] = {}
+    for layout, rule in RULES.items():
+        verdicts[layout] = (
+            _indivisible(account.spec, rule, account.num_ranks)
+            or _too_large(account, layout)
+            or _holds(
+                account.spec,
+                rule,
+                pages=account.pool_pages(layout),
+                num_ranks=account.num_ranks,
+                page_size=account.page_size,
+            )
+        )
+    return MappingProxyType(verdicts)
+
+
+def _indivisible(spec: ModelSpec, rule: LayoutRule, num_ranks: int) -> InfeasibleLayout | None:
+    if not rule.borrows or can_shard(spec, num_ranks):
+        return None
+    nearest = max(ranks for ranks in range(1, num_ranks) if can_shard(spec, ranks))
+    return InfeasibleLayout(
+        layout=rule.layout,
+        reason=f"{rule.layout} shards projections by heads, and {spec.heads} heads do not split over "
+        f"{num_ranks} ranks; use {nearest} ranks, or a layout with replicated projections",
+    )
+
+
+def _too_large(account: MemoryAccount, layout: Layout) -> InfeasibleLayout | None:
+    if account.pool_pages(layout) >= 1:
+        return None
+    needed = account.footprint(layout, [1])[0]
+    return InfeasibleLayout(
+        layout=layout,
+        reason=f"{layout} needs {format_bytes(needed)} per rank with one page of history "
+        f"({format_bytes(account.weights_bytes(layout))} of projections), and {account.fraction:.0%} of "
+        f"{format_bytes(account.hbm_bytes)} less {format_bytes(account.staging_bytes)} of staging is "
+        f"{format_bytes(account.budget_bytes)}; use more ranks or a larger fraction",
+    )
+
+
+def _holds(
+    spec: ModelSpec, rule: LayoutRule, *, pages: int, num_ranks: int, page_size: int
+) -> FeasibleLayout:
+    replicated, striped = rule.history is KvHistory.ALL, rule.history is KvHistory.STRIPED
+    return FeasibleLayout(
+        layout=rule.layout,
+        distinct_tokens=Tokens(pages * page_size * (1 if replicated else num_ranks)),
+        longest_context=Tokens(min(pages * page_size * (num_ranks if striped else 1), spec.max_positions)),
+    )

@@ -1,0 +1,222 @@
+"""The memory account of design §2: what each layout keeps on a rank, and what a switch has to supply.
+
+Pure arithmetic over explicit inputs; (1)-(6) name the design's equations. Invariant: bytes are those of
+what is *stored*, so scales and second copies of a matrix belong into `projection_bytes`, and an indexer's
+keys into `token_bytes`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from splash_core.ids import PageId, RankId
+from splash_core.layout.layout import RULES, KvHistory, Layout, Matrix, Projection
+from splash_core.layout.slots import MatrixPlace, can_shard, matrix_elements, place_matrices
+from splash_core.spec.model import ModelSpec
+
+
+def projection_bytes(spec: ModelSpec, stored: Mapping[Matrix, Sequence[float]]) -> dict[Matrix, int]:
+    """Bytes of one layer's projections, all heads.
+
+    Args:
+        spec: the model.
+        stored: for each matrix, bytes per element of every copy that is kept: `(2,)` for BF16, `(1, 2)` for
+            an FP8 matrix with a BF16 copy for absorption, `(1 + 4 / 128**2,)` for FP8 with block scales.
+    """
+    return {matrix: round(matrix_elements(spec, matrix) * sum(stored[matrix])) for matrix in Matrix}
+
+
+def kv_row_bytes(
+    spec: ModelSpec,
+    *,
+    latent_bytes: int,
+    rope_bytes: int,
+    index_bytes: int,
+    scale_block: int | None = None,
+    scale_bytes: int = 4,
+) -> int:
+    """κ: bytes of one token's KV row in one layer, the indexer's key included where there is one.
+
+    Args:
+        spec: the model.
+        latent_bytes: bytes per number of c_kv.
+        rope_bytes: bytes per number of k_rope.
+        index_bytes: bytes per number of the indexer's key.
+        scale_block: numbers that share one scale in c_kv and in the indexer's key; None without scales.
+        scale_bytes: bytes of a scale.
+    """
+    index_dim = 0 if spec.indexer is None else spec.indexer.head_dim
+    row = spec.kv_lora_rank * latent_bytes + spec.rope_dim * rope_bytes + index_dim * index_bytes
+    if scale_block is not None:
+        row += (-(-spec.kv_lora_rank // scale_block) + -(-index_dim // scale_block)) * scale_bytes
+    return row
+
+
+def missing_pages(
+    held: Mapping[PageId, Sequence[RankId]], wanted: Mapping[PageId, Sequence[RankId]], *, num_ranks: int
+) -> tuple[int, ...]:
+    """(3): per rank, the pages wanted there less those already there, `[T]`."""
+    counts = [0] * num_ranks
+    for page, ranks in wanted.items():
+        for rank in set(ranks) - set(held[page]):
+            counts[rank] += 1
+    return tuple(counts)
+
+
+def dop_exchange_bytes(spec: ModelSpec, rows: Sequence[int], *, elem_bytes: int) -> int:
+    """(4): bytes of a DOP exchange per layer on the busiest rank.
+
+    Queries and outputs of owned rows for all heads, less the own shard's, and the gather of q_a rows.
+
+    Args:
+        spec: the model.
+        rows: N_j, rows at home on each rank, `[T]`.
+        elem_bytes: bytes per number on the wire.
+    """
+    num_ranks = len(rows)
+    numbers_per_head = 2 * spec.kv_lora_rank + spec.rope_dim
+    exchanged = max(rows) * (spec.heads - spec.heads // num_ranks) * numbers_per_head
+    gathered = (sum(rows) - min(rows)) * spec.q_in
+    return (exchanged + gathered) * elem_bytes
+
+
+def attention_buffer_bytes(
+    spec: ModelSpec, layout: Layout, *, num_ranks: int, chunk_tokens: int, elem_bytes: int
+) -> tuple[int, int]:
+    """Bytes of absorbed queries and of attention outputs at the largest chunk and the worst owner skew.
+
+    A rank attends for all rows with its own heads if it holds every history, else with all heads:
+    for the whole chunk where one owner may own it, and for every rank's rows where it holds a stripe.
+    """
+    heads = spec.heads // num_ranks if RULES[layout].history is KvHistory.ALL else spec.heads
+    rows_heads = chunk_tokens * heads * elem_bytes
+    return rows_heads * spec.kv_row, rows_heads * spec.kv_lora_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAccount:
+    """One deployment's memory: a model on T ranks with so much memory each."""
+
+    spec: ModelSpec
+    num_ranks: int
+    page_size: int
+    projection_bytes: Mapping[Matrix, int]
+    """Per layer, all heads, as stored: w_P by matrix."""
+    token_bytes: int
+    """Bytes of one token's KV over all layers: L·κ."""
+    hbm_bytes: int
+    fraction: float
+    """μ: the part of HBM that may be used."""
+    staging_bytes: int
+    other_bytes: Mapping[Layout, int]
+    """M_other: the rest of the model, activations, workspaces, graphs."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, which is one slot."""
+        return self.page_size * self.token_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """μ·HBM less staging: what (6) compares a footprint with."""
+        return int(self.hbm_bytes * self.fraction) - self.staging_bytes
+
+    def can_run(self, layout: Layout) -> bool:
+        """False when the layout shards heads that do not split over the ranks."""
+        return can_shard(self.spec, self.num_ranks) or not RULES[layout].borrows
+
+    def weights_bytes(self, layout: Layout) -> int:
+        """W_A·f: the projections that a rank keeps, all layers, each matrix by its own placement."""
+        kinds = RULES[layout].projections
+        return self.spec.num_mla_layers * sum(
+            size // self.num_ranks if kinds[matrix] is Projection.SHARDED else size
+            for matrix, size in self.projection_bytes.items()
+        )
+
+    def gap_bytes(self, layout: Layout) -> int:
+        """Bytes of the weights region that hold neither weights nor pages in this layout."""
+        places = self._places()
+        region = self._region_pages(places) * self.page_bytes
+        return region - self.weights_bytes(layout) - self._borrowed_pages(layout, places) * self.page_bytes
+
+    def footprint(self, layout: Layout, pages: Sequence[int]) -> tuple[int, ...]:
+        """(1): bytes on each rank that holds so many distinct pages, `[T]`."""
+        fixed = self.other_bytes[layout] + self.weights_bytes(layout) + self.gap_bytes(layout)
+        return tuple(fixed + count * self.page_bytes for count in pages)
+
+    def missing_weights_per_layer(self, layout_from: Layout, layout_to: Layout) -> int:
+        """(2) for one layer: bytes of projections that each rank has to receive."""
+        before, after = RULES[layout_from].projections, RULES[layout_to].projections
+        return sum(
+            size - size // self.num_ranks
+            for matrix, size in self.projection_bytes.items()
+            if before[matrix] is Projection.SHARDED and after[matrix] is Projection.REPLICATED
+        )
+
+    def missing_weights(self, layout_from: Layout, layout_to: Layout) -> int:
+        """(2): bytes of projections that each rank has to receive, all layers."""
+        return self.spec.num_mla_layers * self.missing_weights_per_layer(layout_from, layout_to)
+
+    def switch_peak(
+        self,
+        layout_from: Layout,
+        layout_to: Layout,
+        *,
+        pages_from: Sequence[int],
+        pages_to: Sequence[int],
+        missing: Sequence[int] | None = None,
+    ) -> tuple[int, ...]:
+        """(5): peak bytes on each rank during a switch, staging included, `[T]`.
+
+        Args:
+            layout_from: the present layout.
+            layout_to: the destination.
+            pages_from: pages on each rank before.
+            pages_to: pages on each rank after.
+            missing: pages that each rank receives, if slots are *not* handed over layer by layer: then
+                both states are there at once.
+        """
+        before, after = self.footprint(layout_from, pages_from), self.footprint(layout_to, pages_to)
+        if missing is None:
+            return tuple(max(pair) + self.staging_bytes for pair in zip(before, after, strict=True))
+        # The union: the larger weights and rest, and old pages next to new ones.
+        fixed = max(self.footprint(layout, [0])[0] for layout in (layout_from, layout_to))
+        union = (held + new for held, new in zip(pages_from, missing, strict=True))
+        return tuple(fixed + count * self.page_bytes + self.staging_bytes for count in union)
+
+    def pool_pages(self, layout: Layout) -> int:
+        """(6): pages that a rank can hold; negative when not even the fixed part fits."""
+        fixed = self.footprint(layout, [0])[0]
+        return (self.budget_bytes - fixed) // self.page_bytes
+
+    def distinct_tokens(self, layout: Layout) -> int:
+        """Tokens of distinct history that the group holds: ranks that replicate it count once."""
+        copies = self.num_ranks if RULES[layout].history is KvHistory.ALL else 1
+        return max(self.pool_pages(layout), 0) * self.num_ranks // copies * self.page_size
+
+    def longest_context(self, layout: Layout) -> int:
+        """(6) with equality: tokens of the longest single request; only stripes use several pools."""
+        pools = self.num_ranks if RULES[layout].history is KvHistory.STRIPED else 1
+        return max(self.pool_pages(layout), 0) * pools * self.page_size
+
+    def feasible(self, layout: Layout, pages: Sequence[int]) -> bool:
+        """(6): whether every rank holds its pages within the budget."""
+        return self.can_run(layout) and max(self.footprint(layout, pages)) <= self.budget_bytes
+
+    def _places(self) -> dict[tuple[int, Matrix], MatrixPlace]:
+        return place_matrices(
+            self.projection_bytes,
+            layers=self.spec.num_mla_layers,
+            shards=self.num_ranks if can_shard(self.spec, self.num_ranks) else 1,
+            slot_bytes=self.page_bytes,
+        )
+
+    def _region_pages(self, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
+        return -(-max(place.end for place in places.values()) // self.page_bytes)
+
+    def _borrowed_pages(self, layout: Layout, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
+        kinds = RULES[layout].projections
+        return sum(
+            len(place.borrowed)
+            for (_, matrix), place in places.items()
+            if kinds[matrix] is Projection.SHARDED
+        )
