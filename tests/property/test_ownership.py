@@ -1,0 +1,229 @@
+"""Slot pools and the page table under random lives of pages."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from splash_core.errors import InvariantBroken
+from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.layout import KvMode, KvPlacement
+from splash_core.layout.ownership import NO_SLOT, PageCopy, PageTable, wanted_ranks
+from splash_core.layout.pages import SlotPool
+from tests.support.manifest_simulator import toy_arena
+
+NUM_RANKS = 3
+ORDINARY, BORROWED = 5, 3
+
+
+def rank_sets(num_ranks: int) -> st.SearchStrategy[list[RankId]]:
+    return st.lists(st.sampled_from([RankId(r) for r in range(num_ranks)]), min_size=1, unique=True)
+
+
+class PoolLife(RuleBasedStateMachine):
+    """A pool against a plain model: a set of free slots and a count of lives."""
+
+    taken = Bundle("taken")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ordinary = {SlotId(slot) for slot in range(10, 14)}
+        self.borrowed = {SlotId(slot) for slot in range(3)}
+        self.pool = SlotPool(ordinary=self.ordinary, borrowed=self.borrowed)
+        self.free = self.ordinary | self.borrowed
+        self.lives: Counter[SlotId] = Counter()
+
+    @rule(target=taken, allow_borrowed=st.booleans())
+    def allocate(self, allow_borrowed: bool) -> object:
+        slot = self.pool.allocate(allow_borrowed=allow_borrowed)
+        best = min(self.free & self.ordinary, default=None)
+        if best is None and allow_borrowed:
+            best = min(self.free & self.borrowed, default=None)
+        assert slot == best
+        if slot is None:
+            return multiple()
+        self.free.remove(slot)
+        return slot
+
+    @precondition(lambda self: self.free)
+    @rule(target=taken, data=st.data())
+    def take(self, data: st.DataObject) -> SlotId:
+        slot = data.draw(st.sampled_from(sorted(self.free)))
+        self.pool.take(slot)
+        self.free.remove(slot)
+        with pytest.raises(InvariantBroken, match="in use"):
+            self.pool.take(slot)
+        return slot
+
+    @rule(slot=consumes(taken))
+    def give_back(self, slot: SlotId) -> None:
+        self.pool.free(slot)
+        self.free.add(slot)
+        self.lives[slot] += 1
+        with pytest.raises(InvariantBroken, match="not in use"):
+            self.pool.free(slot)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.pool.check_integrity()
+        assert self.pool.free_ids(borrowed=False) == tuple(sorted(self.free & self.ordinary))
+        assert self.pool.free_ids(borrowed=True) == tuple(sorted(self.free & self.borrowed))
+        assert self.pool.free_slots(allow_borrowed=True) == len(self.free)
+        assert self.pool.num_used == 7 - len(self.free)
+        assert all(self.pool.generation(slot) == self.lives[slot] for slot in self.ordinary | self.borrowed)
+
+
+TestPoolLife = PoolLife.TestCase
+TestPoolLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class TableLife(RuleBasedStateMachine):
+    """A page table against a plain model: references, pins and the ranks of each page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = PageTable(
+            toy_arena(num_ranks=NUM_RANKS, num_layers=2, ordinary=ORDINARY, borrowed=BORROWED)
+        )
+        self.references: Counter[PageId] = Counter()
+        self.pins: Counter[PageId] = Counter()
+        self.ranks: dict[PageId, tuple[RankId, ...]] = {}
+        self.stale: list[PageCopy] = []
+
+    def pick(self, data: st.DataObject, pages: list[PageId]) -> PageId:
+        return data.draw(st.sampled_from(sorted(pages)))
+
+    def drop_if_unused(self, page: PageId, copies: tuple[PageCopy, ...]) -> None:
+        if not self.references[page] and not self.pins[page]:
+            del self.ranks[page]
+            self.stale.extend(copies)
+
+    @rule(ranks=rank_sets(NUM_RANKS), allow_borrowed=st.booleans())
+    def new_page(self, ranks: list[RankId], allow_borrowed: bool) -> None:
+        free = {rank: self.table.free_slots(rank, allow_borrowed=allow_borrowed) for rank in ranks}
+        page = self.table.new_page(ranks, allow_borrowed=allow_borrowed)
+        assert (page is None) == (min(free.values()) == 0)
+        for rank in ranks:
+            left = self.table.free_slots(rank, allow_borrowed=allow_borrowed)
+            assert left == free[rank] - (page is not None)
+        if page is not None:
+            self.ranks[page] = tuple(sorted(ranks))
+            self.references[page] = 1
+
+    @precondition(lambda self: any(self.references[page] for page in self.ranks))
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        page = self.pick(data, [page for page in self.ranks if self.references[page]])
+        self.table.share(page)
+        self.references[page] += 1
+
+    @precondition(lambda self: any(self.references[page] for page in self.ranks))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        page = self.pick(data, [page for page in self.ranks if self.references[page]])
+        copies = self.table.copies(page)
+        self.table.release(page)
+        self.references[page] -= 1
+        self.drop_if_unused(page, copies)
+
+    @precondition(lambda self: self.ranks)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        page = self.pick(data, list(self.ranks))
+        self.table.pin(page)
+        self.pins[page] += 1
+
+    @precondition(lambda self: any(self.pins[page] for page in self.ranks))
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        page = self.pick(data, [page for page in self.ranks if self.pins[page]])
+        copies = self.table.copies(page)
+        self.table.unpin(page)
+        self.pins[page] -= 1
+        self.drop_if_unused(page, copies)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.table.check_integrity()
+        assert self.table.num_pages == len(self.ranks)
+        held = Counter(rank for ranks in self.ranks.values() for rank in ranks)
+        for number in range(NUM_RANKS):
+            rank = RankId(number)
+            free = self.table.free_slots(rank, allow_borrowed=True)
+            assert free + held[rank] == ORDINARY + BORROWED
+            quarantined = [p for p, ranks in self.ranks.items() if rank in ranks and not self.references[p]]
+            assert self.table.quarantined(rank) == len(quarantined)
+        for page, ranks in self.ranks.items():
+            assert self.table.ranks(page) == ranks
+            assert self.table.is_pinned(page) == (self.pins[page] > 0)
+            row = self.table.row(page)
+            assert [rank for rank, slot in enumerate(row) if slot != NO_SLOT] == list(ranks)
+            assert [(c.rank, c.slot) for c in self.table.copies(page)] == [(r, row[r]) for r in ranks]
+            assert all(self.table.is_current(copy) for copy in self.table.copies(page))
+        assert not any(self.table.is_current(copy) for copy in self.stale)
+
+
+TestTableLife = TableLife.TestCase
+TestTableLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(
+    num_ranks=st.integers(1, 5),
+    data=st.data(),
+    mode=st.sampled_from(KvMode),
+    rotation=st.integers(0, 9),
+    length=st.integers(0, 12),
+)
+def test_placements_place_each_page_on_owners(
+    num_ranks: int, data: st.DataObject, mode: KvMode, rotation: int, length: int
+) -> None:
+    owners = tuple(data.draw(rank_sets(num_ranks)))
+    placement = KvPlacement(owners=owners, mode=mode, rotation=rotation)
+    pages = [PageId(10 + index) for index in range(length)]
+    wanted = wanted_ranks([(pages, placement)])
+    assert list(wanted) == pages
+    if mode is KvMode.REPLICATED:
+        assert all(ranks == tuple(sorted(owners)) for ranks in wanted.values())
+        return
+    assert all(len(ranks) == 1 and ranks[0] in owners for ranks in wanted.values())
+    load = Counter(ranks[0] for ranks in wanted.values())
+    assert max(load.values(), default=0) - min((load[owner] for owner in owners), default=0) <= 1
+
+
+def test_a_shared_page_is_wanted_on_all_its_users_owners() -> None:
+    shared, own = PageId(1), PageId(2)
+    first = KvPlacement(owners=(RankId(0),), mode=KvMode.STRIPED)
+    second = KvPlacement(owners=(RankId(2),), mode=KvMode.STRIPED)
+    assert wanted_ranks([([shared], first), ([shared, own], second)]) == {
+        shared: (RankId(0), RankId(2)),
+        own: (RankId(2),),
+    }
+
+
+def test_misuse_is_reported_as_a_bug() -> None:
+    table = PageTable(toy_arena(num_ranks=2, num_layers=1, ordinary=2, borrowed=0))
+    page = table.new_page([RankId(0)], allow_borrowed=False)
+    assert page is not None
+    with pytest.raises(InvariantBroken, match="unpinned more often"):
+        table.unpin(page)
+    with pytest.raises(InvariantBroken, match="distinct ranks"):
+        table.new_page([RankId(0), RankId(0)], allow_borrowed=False)
+    table.pin(page)
+    table.release(page)
+    with pytest.raises(InvariantBroken, match="more often than shared"):
+        table.release(page)
+    with pytest.raises(InvariantBroken, match="quarantined"):
+        table.share(page)
+    table.unpin(page)
+    with pytest.raises(InvariantBroken, match="does not exist"):
+        table.copies(page)
