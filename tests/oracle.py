@@ -13,7 +13,7 @@ from torch import Tensor
 
 @lru_cache(maxsize=8)
 def hf_model(checkpoint_dir: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The reference model, loaded strictly: no weight of the checkpoint unused, none initialised at random."""
+    """The reference model, loaded strictly: no weight unused, none initialised at random."""
     import transformers
 
     transformers.logging.set_verbosity_error()
