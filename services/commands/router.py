@@ -1,0 +1,53 @@
+"""`splash router`: the gateway, its admin port, and the way to the groups."""
+
+import os
+import signal
+from pathlib import Path
+
+import typer
+
+from services.options import settings_command
+from services.router.config import RouterConfig
+from services.router.main import run
+from splash_core.config import RouterSettings, admin_key
+from splash_core.leader.build import resolve_model
+from splash_core.obs.lifeline import die_with_parent
+from splash_core.obs.logging import configure
+
+app = typer.Typer()
+
+
+@settings_command(app, "router", RouterSettings)
+def router(settings: RouterSettings, as_json: bool) -> int:
+    """Serve the OpenAI gateway and the admin port over running groups; SIGTERM drains.
+
+    Example: `splash router --model smollm2-mla --prefill 127.0.0.1:9001 --decode 127.0.0.1:9002`
+    """
+    del as_json
+    if settings.parent_pid:
+        die_with_parent(settings.parent_pid, death_signal=signal.SIGKILL)
+    run_dir = Path(settings.run_dir) if settings.run_dir else None
+    configure("router", run_dir=run_dir, log_format=settings.log_format, to_stderr=run_dir is None)
+    return run(router_config(settings))
+
+
+def router_config(settings: RouterSettings) -> RouterConfig:
+    """The router's own settings from those of the command line."""
+    model = resolve_model(settings.model)
+    return RouterConfig(
+        model=model,
+        prefill=_addresses(settings.prefill),
+        decode=_addresses(settings.decode),
+        served_names=(settings.served_model_name or os.path.basename(settings.model.rstrip("/")),),
+        host=settings.host,
+        port=settings.port,
+        admin_host=settings.admin_host,
+        admin_port=settings.admin_port,
+        admin_key=admin_key(settings) or None,
+        drain_timeout_s=settings.drain_timeout_s,
+        policy=settings.policy,
+    )
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(address.strip() for address in text.split(",") if address.strip())

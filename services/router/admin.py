@@ -1,0 +1,252 @@
+"""The admin port: what the groups are doing, and the operator's hand on them.
+
+Invariant: an answer is what the leaders said, never a guess; a group that cannot be asked makes it an error.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from services.router.config import RouterConfig
+from services.router.dispatch import Dispatcher
+from services.router.errors import error_response
+from services.router.gateway import unknown_url
+from services.router.http import check_key, read_json
+from services.router.records import GroupRecord
+from services.router.registry import Registry
+from services.router.schemas import DrainBody, LayoutBody, PinBody, read
+from splash_core.errors import InvalidRequest, NotFound, SplashError
+from splash_core.pb import control_pb2
+
+_CONSOLE = Path(__file__).with_name("console.html")
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admin:
+    """The endpoints and what they stand on."""
+
+    config: RouterConfig
+    registry: Registry
+    dispatcher: Dispatcher
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        get = {
+            "/admin/cluster": self.cluster,
+            "/admin/layouts": self.layouts,
+            "/admin/decisions": self.decisions,
+            "/admin/audit": self.audit,
+            "/admin/policy": self.policy,
+            "/admin/requests/{name}/timeline": self.timeline,
+        }
+        post = {
+            "/admin/layout": self.set_layout,
+            "/admin/pin": self.pin,
+            "/admin/unpin": self.unpin,
+            "/admin/layout/pin": self.pin,
+            "/admin/layout/unpin": self.unpin,
+            "/admin/drain": self.drain,
+        }
+        routes = [Route(path, self._guarded(handler)) for path, handler in get.items()]
+        routes += [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in post.items()]
+        routes.append(Route("/", self.console))
+        return Starlette(routes=routes, exception_handlers={HTTPException: unknown_url})
+
+    async def cluster(self, _: Request) -> Response:
+        """`GET /admin/cluster`: every group's newest state."""
+        return JSONResponse({"groups": [cluster_entry(record) for record in self.registry.records()]})
+
+    async def layouts(self, _: Request) -> Response:
+        """`GET /admin/layouts`: which layouts each group can take, or why not."""
+        return JSONResponse({"groups": [layouts_entry(record) for record in self.registry.records()]})
+
+    async def decisions(self, request: Request) -> Response:
+        """`GET /admin/decisions?last=N&phase=P`: the newest decision records of all groups."""
+        last = request.query_params.get("last", "20")
+        if not last.isdecimal() or not 1 <= int(last) <= 10_000:
+            raise InvalidRequest(f"last must be 1 to 10000, got {last!r}", param="last")
+        records = self.registry.records(request.query_params.get("phase"))
+        workers = [self.registry.workers[record.address] for record in records]
+        answers = await asyncio.gather(*(worker.decisions(last=int(last)) for worker in workers))
+        found = [json.loads(text) for answer in answers for text in answer.records]
+        found.sort(key=lambda record: record.get("time", 0))
+        return JSONResponse(found[-int(last) :])
+
+    async def audit(self, _: Request) -> Response:
+        """`GET /admin/audit`: every slot and lease of every group, asked now."""
+        workers = self.registry.workers.values()
+        audits = await asyncio.gather(*(worker.audit() for worker in workers))
+        return JSONResponse(audit_report(audits))
+
+    async def policy(self, _: Request) -> Response:
+        """`GET /admin/policy`: who chooses layouts."""
+        return JSONResponse({"policy": self.config.policy})
+
+    async def timeline(self, request: Request) -> Response:
+        """`GET /admin/requests/ID/timeline`: where the time of a request's sequences went."""
+        name = request.path_params["name"]
+        found = [
+            line.to_json()
+            for line in self.dispatcher.timelines
+            if line.request_id == name or line.request_id.rpartition("-")[0] == name
+        ]
+        if not found:
+            raise NotFound(f"request {name!r} is not among the newest; check the id", param="id")
+        return JSONResponse({"request": name, "sequences": found})
+
+    async def set_layout(self, request: Request) -> Response:
+        """`POST /admin/layout`: switch a group; answers after the switch."""
+        body = read(LayoutBody, await read_json(request, max_bytes=self.config.max_body_bytes))
+        _, worker = self.registry.find(body.phase, body.group)
+        hold_s = 60.0 if body.hold_s is None else body.hold_s
+        result = await worker.set_layout(
+            control_pb2.SetLayoutRequest(layout=body.layout, mode=body.mode or "", hold_s=hold_s)
+        )
+        self.registry.suspect(worker.address)
+        return JSONResponse(
+            {
+                "group": result.group,
+                "from": result.from_layout,
+                "to": result.to_layout,
+                "layout_epoch": result.layout_epoch,
+                "mode": result.mode,
+                "exposed_ms": result.exposed_ms,
+                "bytes": result.bytes,
+            }
+        )
+
+    async def pin(self, request: Request) -> Response:
+        """`POST /admin/pin`: hold a layout until unpinned; without a layout, unpin."""
+        body = read(PinBody, await read_json(request, max_bytes=self.config.max_body_bytes))
+        return await self._pin(body, layout=body.layout or "")
+
+    async def unpin(self, request: Request) -> Response:
+        """`POST /admin/unpin`: let the policy choose again."""
+        body = read(PinBody, await read_json(request, max_bytes=self.config.max_body_bytes))
+        return await self._pin(body, layout="")
+
+    async def drain(self, request: Request) -> Response:
+        """`POST /admin/drain`: refuse new requests, finish those running, in router and groups."""
+        raw = await read_json(request, max_bytes=self.config.max_body_bytes) if await request.body() else {}
+        deadline_s = read(DrainBody, raw).deadline_s
+        deadline_s = self.config.drain_timeout_s if deadline_s is None else deadline_s
+        self.dispatcher.draining = True
+        idle = await self.dispatcher.wait_idle(timeout_s=deadline_s)
+        workers = self.registry.workers.values()
+        results = await asyncio.gather(*(worker.drain(deadline_s=deadline_s) for worker in workers))
+        return JSONResponse(
+            {
+                "drained": idle and all(result.drained for result in results),
+                "left": self.dispatcher.running + sum(result.left for result in results),
+            }
+        )
+
+    async def console(self, _: Request) -> Response:
+        """`GET /`: a page that shows the cluster."""
+        return HTMLResponse(_CONSOLE.read_text())
+
+    async def _pin(self, body: PinBody, *, layout: str) -> Response:
+        _, worker = self.registry.find(body.phase, body.group)
+        result = await worker.pin(control_pb2.PinRequest(layout=layout))
+        return JSONResponse({"group": result.group, "pinned": result.pinned or None})
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def endpoint(request: Request) -> Response:
+            try:
+                check_key(request, self.config.admin_key)
+                return await handler(request)
+            except SplashError as error:
+                return error_response(error)
+
+        return endpoint
+
+
+def cluster_entry(record: GroupRecord) -> dict[str, Any]:
+    """One group of `/admin/cluster`."""
+    state = record.state or control_pb2.GroupState()
+    return {
+        "group": record.label,
+        "phase": record.phase,
+        "state": "unreachable" if record.error is not None or record.state is None else state.state,
+        "cause": record.trouble,
+        "layout": state.layout,
+        "layout_epoch": state.layout_epoch,
+        "incarnation": state.incarnation,
+        "ranks": state.ranks,
+        "steps": state.steps,
+        "running": state.running,
+        "waiting": state.waiting,
+        "kv_tokens_used": state.kv_tokens_used,
+        "kv_tokens_total": state.kv_tokens_total,
+        "kv_tokens_projected": state.kv_tokens_projected,
+        "address": record.address,
+    }
+
+
+def layouts_entry(record: GroupRecord) -> dict[str, Any]:
+    """One group of `/admin/layouts`."""
+    described = record.description.layouts if record.description is not None else ()
+    return {
+        "group": record.label,
+        "phase": record.phase,
+        "layout": record.state.layout if record.state is not None else None,
+        "layouts": [
+            {
+                "layout": entry.layout,
+                "feasible": entry.feasible,
+                "reason": entry.reason,
+                "distinct_tokens": entry.distinct_tokens,
+            }
+            for entry in described
+        ],
+    }
+
+
+def audit_report(audits: list[control_pb2.GroupAudit]) -> dict[str, Any]:
+    """The answer of `/admin/audit`; `pages_held` counts pages and what a fence still holds."""
+    groups = [_audit_entry(audit) for audit in audits]
+    held = sum(audit.pages_held + sum(rank.quarantined for rank in audit.ranks) for audit in audits)
+    borrowed = sum(audit.borrowed_pages_used for audit in audits)
+    return {"pages_held": held, "borrowed_pages_used": borrowed, "groups": groups}
+
+
+def _audit_entry(audit: control_pb2.GroupAudit) -> dict[str, Any]:
+    return {
+        "group": audit.group,
+        "phase": audit.phase,
+        "layout": audit.layout,
+        "layout_epoch": audit.layout_epoch,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "slots": rank.slots,
+                "free": rank.free,
+                "weights": rank.weights,
+                "kv": rank.kv,
+                "quarantined": rank.quarantined,
+            }
+            for rank in audit.ranks
+        ],
+        "leases": [
+            {
+                "lease": lease.lease,
+                "state": lease.state,
+                "owner": lease.owner,
+                "writer": lease.writer,
+                "pages": lease.pages,
+                "age_s": lease.age_s,
+            }
+            for lease in audit.leases
+        ],
+    }

@@ -1,0 +1,95 @@
+"""May a request enter, and does a group have room for it: pure arithmetic over what is known of the load.
+
+Projected KV is what a group's admitted requests will hold when they end: prompt plus expected output. A
+request that this router has just sent is *charged* until a state read after its lease includes it.
+Invariant: an idle group takes any request that fits its context, so nothing waits forever.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one sequence asks of a deployment, tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+    """Expected output: at most what the request allows."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV history that the sequence is expected to hold at its end."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLoad:
+    """Sequences that have entered and wait for their first token."""
+
+    requests: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """How much may wait for its first token."""
+
+    requests: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLoad:
+    """One group as admission and placement see it, charges included."""
+
+    address: str
+    group: str
+    kv_tokens_total: int
+    kv_tokens_projected: int
+    sequences: int
+    """Running, waiting and charged sequences."""
+    prompt_tokens_pending: int
+    """Prompt tokens sent there whose first token is not back."""
+
+
+def project(*, prompt_tokens: int, max_tokens: int, expected_output: int) -> Demand:
+    """The demand of a sequence that may generate `max_tokens`, of which `expected_output` are likely."""
+    return Demand(prompt_tokens=prompt_tokens, output_tokens=min(max_tokens, expected_output))
+
+
+def refuse_entry(
+    *, sequences: int, prompt_tokens: int, waiting: QueueLoad, limits: QueueLimits
+) -> str | None:
+    """Why a request may not enter the queue now, or None.
+
+    Args:
+        sequences: that the request brings.
+        prompt_tokens: of all of them.
+        waiting: what waits already.
+        limits: how much may wait.
+    """
+    if waiting.requests == 0:
+        return None
+    if waiting.requests + sequences > limits.requests:
+        return (
+            f"{waiting.requests} requests wait for their first token and at most {limits.requests} may; "
+            f"this one brings {sequences} more"
+        )
+    if waiting.prompt_tokens + prompt_tokens > limits.prompt_tokens:
+        return (
+            f"{waiting.prompt_tokens} prompt tokens wait and at most {limits.prompt_tokens} may; "
+            f"this request brings {prompt_tokens} more"
+        )
+    return None
+
+
+def has_room(load: GroupLoad, demand: Demand) -> bool:
+    """True when the group can hold the demand next to the projected growth of what it has."""
+    if load.sequences == 0:
+        return True
+    return load.kv_tokens_projected + demand.kv_tokens <= load.kv_tokens_total
+
+
+def retry_after_s(waiting: QueueLoad, *, seconds_per_request: float) -> float:
+    """When trying again makes sense: half of the queue should have drained by then; 1 to 60 seconds."""
+    return min(60.0, max(1.0, waiting.requests * seconds_per_request / 2))

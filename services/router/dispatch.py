@@ -1,0 +1,182 @@
+"""Runs sequences: entry to the queue, placement, tries on other groups, and the record of each.
+
+Invariant: every sequence that enters is discharged exactly once, however it ends; a try is repeated only
+while nothing of the sequence has been shown, and never after a client's error.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from services.router.admission import QueueLimits, QueueLoad, project, refuse_entry, retry_after_s
+from services.router.attempt import AttemptFailed, AttemptHooks, attempt, score
+from services.router.events import SequenceEvent, SequenceJob
+from services.router.placement import NoRoom, Placement, place
+from services.router.registry import Charge, Registry, no_worker
+from services.router.timeline import Timeline
+from splash_core.errors import Overloaded, SplashError, Unavailable
+
+_KEPT_TIMELINES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchSettings:
+    """See `RouterConfig` for units and defaults."""
+
+    limits: QueueLimits
+    expected_output_tokens: int
+
+
+class Dispatcher:
+    """The way from a validated job to its events."""
+
+    def __init__(self, registry: Registry, settings: DispatchSettings, *, clock: Callable[[], float]) -> None:
+        self.registry = registry
+        self.timelines: deque[Timeline] = deque(maxlen=_KEPT_TIMELINES)
+        self.leaving = False
+        """Unready, but what still comes is served: between SIGTERM and the closing of the port."""
+        self.draining = False
+        """New requests are refused."""
+        self._settings = settings
+        self._clock = clock
+        self._placing = asyncio.Lock()
+        self._placements = 0
+        self._waiting: Counter[str] = Counter()
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """Sequences between entry and end."""
+        return self._running
+
+    @property
+    def waiting(self) -> QueueLoad:
+        """Sequences that wait for their first token."""
+        return QueueLoad(requests=self._waiting["requests"], prompt_tokens=self._waiting["prompt_tokens"])
+
+    def check_entry(self, *, sequences: int, prompt_tokens: int) -> None:
+        """Refuse a request that would wait behind too much; raises `Overloaded` or `Unavailable`."""
+        if self.draining:
+            raise Unavailable("the router is draining; try another one or later")
+        causes = self.registry.causes()
+        if causes:
+            raise no_worker(causes)
+        waiting = self.waiting
+        reason = refuse_entry(
+            sequences=sequences, prompt_tokens=prompt_tokens, waiting=waiting, limits=self._settings.limits
+        )
+        if reason is not None:
+            raise Overloaded(reason, retry_after_s=retry_after_s(waiting, seconds_per_request=0.1))
+
+    async def wait_idle(self, *, timeout_s: float) -> bool:
+        """Wait until no sequence runs; False when some still do."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout=timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def generate(self, job: SequenceJob) -> AsyncGenerator[SequenceEvent, None]:
+        """Events of one sequence; closing the generator frees it everywhere."""
+        timeline = Timeline(request_id=job.request_id, clock=self._clock)
+        self.timelines.append(timeline)
+        entry = _Entry(self._waiting, prompt_tokens=len(job.prompt))
+        self._running += 1
+        self._idle.clear()
+        try:
+            async with aclosing(self._tries(job, timeline, entry)) as events:
+                async for event in events:
+                    entry.leave()
+                    yield event
+            timeline.mark("finished")
+        finally:
+            timeline.end()
+            entry.leave()
+            self._running -= 1
+            if self._running == 0:
+                self._idle.set()
+
+    async def _tries(
+        self, job: SequenceJob, timeline: Timeline, entry: "_Entry"
+    ) -> AsyncGenerator[SequenceEvent, None]:
+        excluded: frozenset[str] = frozenset()
+        failure: SplashError | None = None
+        while True:
+            placement, charge = await self._placed(job, excluded, failure)
+            timeline.place(placement)
+            try:
+                async with aclosing(self._attempt(job, placement, charge, timeline)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except AttemptFailed as failed:
+                failure = failed.cause
+                self.registry.suspect(failed.address)
+                if entry.left or not isinstance(failure, Unavailable | Overloaded):
+                    raise failure from failed
+                excluded |= {failed.address}
+            finally:
+                self.registry.discharge(charge)
+
+    async def _placed(
+        self, job: SequenceJob, excluded: frozenset[str], failure: SplashError | None
+    ) -> tuple[Placement, Charge]:
+        """Wait for room, first come first served; raises when no group is left to try."""
+        demand = project(
+            prompt_tokens=len(job.prompt),
+            max_tokens=job.sampling.max_tokens,
+            expected_output=self._settings.expected_output_tokens,
+        )
+        async with self._placing:
+            while True:
+                pairs = self.registry.pairs(excluded=excluded)
+                if not pairs:
+                    raise failure or no_worker(self.registry.causes())
+                placed = place(pairs, demand, rotation=self._placements)
+                if not isinstance(placed, NoRoom):
+                    self._placements += 1
+                    charge = self.registry.charge(prefill=placed.prefill, decode=placed.decode, demand=demand)
+                    return placed, charge
+                await self.registry.wait_for_change()
+
+    def _attempt(
+        self, job: SequenceJob, placement: Placement, charge: Charge, timeline: Timeline
+    ) -> AsyncGenerator[SequenceEvent, None]:
+        def leased() -> None:
+            self.registry.leased(charge)
+            timeline.mark("leased")
+
+        def first_token() -> None:
+            charge.prefilling = False
+            timeline.mark("first_token")
+
+        hooks = AttemptHooks(leased=leased, prefilled=timeline.prefilled, first_token=first_token)
+        prefill = self.registry.workers[placement.prefill]
+        if job.sampling.max_tokens == 0:
+            return score(job, prefill, hooks)
+        decode = self.registry.workers[placement.decode]
+        return attempt(job, prefill=prefill, decode=decode, hooks=hooks)
+
+
+class _Entry:
+    """One sequence's place in the queue, given back at its first event or its end."""
+
+    def __init__(self, waiting: Counter[str], *, prompt_tokens: int) -> None:
+        self._waiting = waiting
+        self._prompt_tokens = prompt_tokens
+        self.left = False
+        self._count(1)
+
+    def leave(self) -> None:
+        """Give the place back; safe to call again."""
+        if not self.left:
+            self.left = True
+            self._count(-1)
+
+    def _count(self, sign: int) -> None:
+        self._waiting["requests"] += sign
+        self._waiting["prompt_tokens"] += sign * self._prompt_tokens

@@ -1,0 +1,83 @@
+"""Errors as HTTP answers, always in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`."""
+
+import math
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from splash_core.errors import (
+    Conflict,
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    SplashError,
+    Unavailable,
+)
+
+
+class Unauthorized(SplashError):
+    """The key is missing or wrong."""
+
+
+class BodyTooLarge(SplashError):
+    """The request body exceeds the limit."""
+
+
+class UnknownUrl(SplashError):
+    """No such endpoint, or not with this method."""
+
+    def __init__(self, message: str, *, status: int, headers: dict[str, str]) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+_STATUS: tuple[tuple[type[SplashError], int, str, str | None], ...] = (
+    # kind, HTTP status, type, code; the first that fits counts.
+    (NotFound, 404, "invalid_request_error", None),
+    (ContextTooLong, 400, "invalid_request_error", None),
+    (InvalidRequest, 400, "invalid_request_error", None),
+    (Unauthorized, 401, "authentication_error", "invalid_api_key"),
+    (BodyTooLarge, 413, "invalid_request_error", "body_too_large"),
+    (Conflict, 409, "conflict_error", "refused"),
+    (Overloaded, 429, "rate_limit_error", "overloaded"),
+    (Unavailable, 503, "service_unavailable_error", "unavailable"),
+    (DeadlineExceeded, 504, "timeout_error", "deadline_exceeded"),
+)
+
+
+def status_of(error: SplashError) -> int:
+    """The HTTP status of an error; what has no place in the table is the server's fault."""
+    if isinstance(error, UnknownUrl):
+        return error.status
+    return next((status for kind, status, _, _ in _STATUS if isinstance(error, kind)), 500)
+
+
+def error_object(error: SplashError) -> dict[str, Any]:
+    """The body of an error answer, also sent inside a stream that has begun."""
+    kind, code = "server_error", "internal_error"
+    if isinstance(error, UnknownUrl):
+        kind, code = "invalid_request_error", "unknown_url"
+    for known, _, known_kind, known_code in _STATUS:
+        if isinstance(error, known):
+            kind = known_kind
+            code = error.code if isinstance(error, InvalidRequest) else str(known_code)
+            break
+    param = error.param if isinstance(error, InvalidRequest) else None
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: SplashError) -> JSONResponse:
+    """An error as a whole answer."""
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, UnknownUrl):
+        headers |= error.headers
+    if isinstance(error, BodyTooLarge):
+        headers["connection"] = "close"
+    return JSONResponse(error_object(error), status_code=status_of(error), headers=headers)

@@ -1,0 +1,149 @@
+"""What fake groups tell of themselves and what they count; see `fake_backend`."""
+
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What the groups hold now, and how often they were called."""
+
+    prefills_running: int = 0
+    decodes_running: int = 0
+    prefill_calls: int = 0
+    decode_calls: int = 0
+    cancelled: int = 0
+    requests: list[decode_pb2.DecodeRequest] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        """Calls that hold something."""
+        return self.prefills_running + self.decodes_running
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeGroup:
+    """One group's identity, load and limits, as its Control service tells them."""
+
+    phase: str
+    group: str
+    layout: str = "TP"
+    layout_epoch: int = 0
+    state: str = "ready"
+    max_model_len: int = 256
+    kv_tokens_total: int = 65536
+    kv_tokens_projected: int = 0
+    incarnation: str = "1"
+    abi: common_pb2.KvAbi = field(default_factory=lambda: common_pb2.KvAbi(version="1", dtype="fp32"))
+    step_age_s: float = 0.0
+    pinned: str = ""
+    drained: bool = False
+
+
+class FakeControl(control_pb2_grpc.ControlServicer):
+    """Control service of one fake group."""
+
+    def __init__(self, group: FakeGroup, counts: Counts) -> None:
+        self._group = group
+        self._counts = counts
+
+    async def Describe(
+        self, request: control_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GroupDescription:
+        """Identity and limits."""
+        del request, context
+        group = self._group
+        return control_pb2.GroupDescription(
+            group=group.group,
+            phase=group.phase,
+            incarnation=group.incarnation,
+            abi=group.abi,
+            max_model_len=group.max_model_len,
+            max_request_tokens=group.max_model_len,
+            layouts=[
+                control_pb2.LayoutFeasibility(
+                    layout="TP", feasible=True, distinct_tokens=group.kv_tokens_total
+                ),
+                control_pb2.LayoutFeasibility(layout="CP", feasible=False, reason="not in this fake"),
+            ],
+            model="fake",
+        )
+
+    async def GetState(
+        self, request: control_pb2.StateRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GroupState:
+        """The load that the counts tell."""
+        del request, context
+        group, counts = self._group, self._counts
+        running = {"prefill": counts.prefills_running, "decode": counts.decodes_running}[group.phase]
+        return control_pb2.GroupState(
+            group=group.group,
+            phase=group.phase,
+            state=group.state,
+            layout=group.layout,
+            layout_epoch=group.layout_epoch,
+            incarnation=group.incarnation,
+            ranks=2,
+            running=running,
+            kv_tokens_total=group.kv_tokens_total,
+            kv_tokens_projected=group.kv_tokens_projected,
+            step_age_s=group.step_age_s,
+        )
+
+    async def SetLayout(
+        self, request: control_pb2.SetLayoutRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.SetLayoutResult:
+        """Switch at once; CP is refused with numbers."""
+        group = self._group
+        if request.layout == "CP":
+            from_error = "CP is not feasible: 12 pages in borrowed slots, 3 free ordinary slots"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, from_error)
+        before, moved = group.layout, request.layout != group.layout
+        group.layout = request.layout
+        group.layout_epoch += int(moved)
+        return control_pb2.SetLayoutResult(
+            group=group.group,
+            from_layout=before,
+            to_layout=group.layout,
+            layout_epoch=group.layout_epoch,
+            mode=request.mode or "overlapped",
+            bytes=4096 if moved else 0,
+        )
+
+    async def Pin(
+        self, request: control_pb2.PinRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.PinResult:
+        """Remember the pin."""
+        del context
+        self._group.pinned = request.layout
+        return control_pb2.PinResult(group=self._group.group, pinned=request.layout)
+
+    async def Decisions(
+        self, request: control_pb2.DecisionsRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.DecisionsResult:
+        """One made-up record."""
+        del request, context
+        record = f'{{"time": 1.0, "phase": "{self._group.phase}", "group": "{self._group.group}"}}'
+        return control_pb2.DecisionsResult(records=[record])
+
+    async def Audit(
+        self, request: control_pb2.AuditRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GroupAudit:
+        """What the counts say is held."""
+        del request, context
+        group, held = self._group, self._counts.held
+        rank = control_pb2.RankAudit(rank=0, slots=8, free=8 - held, kv=held)
+        return control_pb2.GroupAudit(
+            group=group.group, phase=group.phase, layout=group.layout, ranks=[rank], pages_held=held
+        )
+
+    async def Drain(
+        self, request: control_pb2.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.DrainResult:
+        """Report an empty group."""
+        del request, context
+        self._group.state, self._group.drained = "draining", True
+        return control_pb2.DrainResult(drained=True, left=0)

@@ -1,0 +1,199 @@
+"""The router process: gateway and admin port in one event loop, clients of the prefill and decode leaders.
+
+Invariant: at SIGTERM the router turns unready first, then stops accepting, then ends with the last answer.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.applications import Starlette
+
+from services.router.admin import Admin
+from services.router.admission import QueueLimits
+from services.router.config import RouterConfig
+from services.router.dispatch import Dispatcher, DispatchSettings
+from services.router.gateway import Gateway, Sources
+from services.router.generation import Generator
+from services.router.metrics import Metrics
+from services.router.registry import Registry
+from services.router.tokenizer import Tokenizer, read_eos_ids
+from services.router.validate import ReaderSettings, RequestReader
+from services.router.worker import GrpcWorker
+
+_SEED_BITS = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Where a started router listens."""
+
+    port: int
+    admin_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """One router, ready to be served."""
+
+    registry: Registry
+    dispatcher: Dispatcher
+    gateway: Starlette
+    admin: Starlette
+
+
+def build(config: RouterConfig) -> Router:
+    """Put the router together; must run inside the event loop that will serve it."""
+    workers = {
+        "prefill": [GrpcWorker(address) for address in config.prefill],
+        "decode": [GrpcWorker(address) for address in config.decode],
+    }
+    sources = Sources(monotonic=time.monotonic, wall=time.time, new_id=lambda: secrets.token_hex(12))
+    registry = Registry(
+        workers,
+        clock=sources.monotonic,
+        poll_interval_s=config.poll_interval_s,
+        poll_timeout_s=config.poll_timeout_s,
+    )
+    dispatcher = Dispatcher(registry, _dispatch_settings(config), clock=sources.monotonic)
+    tokenizer = Tokenizer.load(config.model)
+    metrics = Metrics()
+    gateway = Gateway(
+        config=config,
+        registry=registry,
+        dispatcher=dispatcher,
+        tokenizer=tokenizer,
+        reader=RequestReader(
+            tokenizer, _reader_settings(config), random_seed=lambda: secrets.randbits(_SEED_BITS)
+        ),
+        generator=Generator(dispatcher, tokenizer, metrics, clock=sources.monotonic),
+        metrics=metrics,
+        sources=sources,
+    )
+    admin = Admin(config=config, registry=registry, dispatcher=dispatcher)
+    return Router(registry=registry, dispatcher=dispatcher, gateway=gateway.app(), admin=admin.app())
+
+
+async def serve(
+    config: RouterConfig,
+    *,
+    stop: asyncio.Event,
+    force: asyncio.Event | None = None,
+    on_start: Callable[[Ports], None] | None = None,
+) -> None:
+    """Serve until `stop` is set and running answers have ended (or `force` is set).
+
+    Args:
+        config: the settings.
+        stop: drain and end.
+        force: end without waiting for answers.
+        on_start: called once both ports accept connections.
+    """
+    router = build(config)
+    listeners = [_listen(config.host, config.port), _listen(config.admin_host, config.admin_port)]
+    servers = [_server(app, config) for app in (router.gateway, router.admin)]
+    await router.registry.start()
+    running = [
+        asyncio.create_task(server.serve(sockets=[listener]))
+        for server, listener in zip(servers, listeners, strict=True)
+    ]
+    try:
+        ports = Ports(port=listeners[0].getsockname()[1], admin_port=listeners[1].getsockname()[1])
+        _announce(config, ports, on_start)
+        await _first_of(stop.wait(), *running)
+        router.dispatcher.leaving = True
+        await _first_of(asyncio.sleep(config.drain_hold_s), *([force.wait()] if force else []))
+        for server in servers:
+            server.should_exit = True
+        ended = asyncio.gather(*running)
+        await _first_of(ended, *([force.wait()] if force else []))
+        for server in servers:
+            server.force_exit = True
+        await ended
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await router.registry.stop()
+
+
+def run(config: RouterConfig) -> int:
+    """The body of `splash router`: serve until SIGTERM or SIGINT; a second signal ends at once."""
+
+    async def main() -> None:
+        stop, force = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: (force if stop.is_set() else stop).set())
+        await serve(config, stop=stop, force=force)
+
+    asyncio.run(main())
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the process, not to one of its two servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server(app: Starlette, config: RouterConfig) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
+        )
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
+    return listener
+
+
+def _announce(config: RouterConfig, ports: Ports, on_start: Callable[[Ports], None] | None) -> None:
+    """Tell whoever started this router where it listens; the sockets accept already."""
+    if config.ports_file is not None:
+        partial = config.ports_file.with_suffix(".partial")
+        partial.write_text(json.dumps({"port": ports.port, "admin_port": ports.admin_port}))
+        partial.rename(config.ports_file)
+    if on_start is not None:
+        on_start(ports)
+
+
+async def _first_of(*awaitables: "object") -> None:
+    """Wait for the first; those left are cancelled unless they are tasks of the caller."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]  # type: ignore[arg-type]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task, awaitable in zip(tasks, awaitables, strict=True):
+        if task is not awaitable:
+            task.cancel()
+
+
+def _dispatch_settings(config: RouterConfig) -> DispatchSettings:
+    limits = QueueLimits(requests=config.max_queued_requests, prompt_tokens=config.max_queued_tokens)
+    return DispatchSettings(limits=limits, expected_output_tokens=config.expected_output_tokens)
+
+
+def _reader_settings(config: RouterConfig) -> ReaderSettings:
+    return ReaderSettings(
+        names=config.accepted_names,
+        eos_ids=read_eos_ids(config.model),
+        max_choices=config.max_choices,
+        max_logprobs=config.max_logprobs,
+        max_output_tokens=config.max_output_tokens,
+    )

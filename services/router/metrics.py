@@ -1,0 +1,95 @@
+"""Counters and histograms of the gateway in Prometheus' text form.
+
+Invariant: every metric's name, unit and meaning stand in one table here.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+_HELP: Mapping[str, tuple[str, str]] = {
+    "splash_requests_total": ("counter", "Requests answered, by endpoint and HTTP status."),
+    "splash_stream_errors_total": ("counter", "Streams that ended with an error object."),
+    "splash_prompt_tokens_total": ("counter", "Prompt tokens of accepted requests."),
+    "splash_generated_tokens_total": ("counter", "Tokens generated for clients."),
+    "splash_ttft_seconds": ("histogram", "Time from a request's acceptance to its first text."),
+    "splash_itl_seconds": ("histogram", "Time between consecutive texts of one choice, per token."),
+    "splash_running_sequences": ("gauge", "Sequences between entry and end."),
+    "splash_queued_sequences": ("gauge", "Sequences that wait for their first token."),
+    "splash_queued_prompt_tokens": ("gauge", "Prompt tokens of sequences that wait for their first token."),
+    "splash_group_running": ("gauge", "Sequences that a group runs."),
+    "splash_group_waiting": ("gauge", "Sequences that wait in a group."),
+    "splash_group_kv_tokens_used": ("gauge", "Tokens of KV history held by a group."),
+    "splash_group_kv_tokens_total": ("gauge", "Tokens of KV history that a group can hold."),
+    "splash_group_steps_total": ("counter", "Steps a group has finished in its present life."),
+    "splash_group_layout_epoch": ("gauge", "Layout epoch of a group: one more for each switch."),
+}
+
+Labels = tuple[tuple[str, str], ...]
+Sample = tuple[str, Labels, float]
+
+
+class Histogram:
+    """Observations in fixed buckets."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, value_s: float) -> None:
+        """Count one observation, seconds."""
+        self._counts[bisect_left(_SECONDS, value_s)] += 1
+        self._sum += value_s
+
+    def samples(self) -> Iterable[Sample]:
+        """Cumulative buckets, sum and count."""
+        total = 0
+        for bound, count in zip((*map(str, _SECONDS), "+Inf"), self._counts, strict=True):
+            total += count
+            yield f"{self._name}_bucket", (("le", bound),), total
+        yield f"{self._name}_sum", (), self._sum
+        yield f"{self._name}_count", (), total
+
+
+class Metrics:
+    """What the gateway counts."""
+
+    def __init__(self) -> None:
+        self.ttft = Histogram("splash_ttft_seconds")
+        self.itl = Histogram("splash_itl_seconds")
+        self._counters: Counter[tuple[str, Labels]] = Counter()
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Add to a counter."""
+        self._counters[(name, tuple(sorted(labels.items())))] += amount
+
+    def render(self, gauges: Iterable[Sample]) -> str:
+        """The whole page; `gauges` are values of the moment."""
+        samples = [(name, labels, float(value)) for (name, labels), value in self._counters.items()]
+        samples += [*self.ttft.samples(), *self.itl.samples(), *gauges]
+        lines: list[str] = []
+        for name, (kind, text) in _HELP.items():
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+            lines += [_line(sample) for sample in samples if _family(sample[0]) == name]
+        return "\n".join(lines) + "\n"
+
+
+def _family(name: str) -> str:
+    for suffix in ("_bucket", "_sum", "_count"):
+        if name.removesuffix(suffix) in _HELP:
+            return name.removesuffix(suffix)
+    return name
+
+
+def _line(sample: Sample) -> str:
+    name, labels, value = sample
+    shown = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
+    number = repr(value) if value != int(value) else str(int(value))
+    return f"{name}{{{shown}}} {number}" if shown else f"{name} {number}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

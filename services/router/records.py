@@ -1,0 +1,53 @@
+"""What the router knows of one worker group, and since when.
+
+Invariant: a record is replaced, never changed; `trouble` says in words why the group takes no requests.
+"""
+
+from dataclasses import dataclass
+
+from splash_core.pb import control_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """The newest description and state of the group behind one address."""
+
+    address: str
+    phase: str
+    """The phase that this address was configured for."""
+    description: control_pb2.GroupDescription | None = None
+    state: control_pb2.GroupState | None = None
+    asked_at_s: float = 0.0
+    """Monotonic time at which the newest state was asked for."""
+    answered_at_s: float = 0.0
+    """Monotonic time of the last answer; the start of the router before the first."""
+    error: str | None = None
+    """Why the group cannot be reached, if it cannot."""
+
+    @property
+    def label(self) -> str:
+        """The group's name, or where it should be."""
+        return self.description.group if self.description is not None else f"{self.phase} at {self.address}"
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the group takes no requests; None when it does."""
+        if self.error is not None:
+            return self.error
+        if self.description is None or self.state is None:
+            return "has not answered yet"
+        if self.description.phase != self.phase:
+            return f"is a {self.description.phase} group but was configured as {self.phase}"
+        if self.state.state != "ready":
+            return f"is {self.state.state}" + (f": {self.state.failure}" if self.state.failure else "")
+        return None
+
+    def stalled(self, *, now_s: float, limit_s: float) -> str | None:
+        """Why the group is not alive: it has failed, is silent, or makes no steps while it has work."""
+        if self.state is not None and self.state.state == "failed":
+            return f"has failed: {self.state.failure}"
+        if self.state is not None and self.state.step_age_s > limit_s:
+            return f"has work but finished no step for {self.state.step_age_s:.0f} s"
+        if now_s - self.answered_at_s > limit_s:
+            return f"has not answered for {now_s - self.answered_at_s:.0f} s"
+        return None

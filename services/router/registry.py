@@ -1,0 +1,220 @@
+"""The groups of one deployment, kept in memory and refreshed by asking their leaders.
+
+Invariant: a group is given requests only while its last answer says that it is ready; an answer that is late
+keeps the last one (busy is not dead), a refused connection does not.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from services.router.admission import Demand, GroupLoad
+from services.router.pairing import compatible, why_not_ready
+from services.router.placement import Pair
+from services.router.records import GroupRecord
+from services.router.worker import Worker
+from splash_core.errors import DeadlineExceeded, NotFound, SplashError, Unavailable
+from splash_core.pb import control_pb2
+
+_LOG = logging.getLogger("splash.router")
+
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request may hold, from the groups' descriptions; tokens."""
+
+    max_model_len: int
+    """Prompt plus output."""
+    max_prompt: int
+    """Prompt alone: what the prefill group can hold."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Charge:
+    """One sequence on its way: counted against its groups until they report it themselves."""
+
+    prefill: str
+    decode: str
+    demand: Demand
+    leased_at_s: float | None = None
+    prefilling: bool = True
+
+
+class Registry:
+    """Knows every group's record and what this router has sent there."""
+
+    def __init__(
+        self,
+        workers: Mapping[str, Sequence[Worker]],
+        *,
+        clock: Callable[[], float],
+        poll_interval_s: float,
+        poll_timeout_s: float,
+    ) -> None:
+        self._clock = clock
+        self._interval_s = poll_interval_s
+        self._timeout_s = poll_timeout_s
+        self.workers = {worker.address: worker for phase in PHASES for worker in workers[phase]}
+        self._records = {
+            worker.address: GroupRecord(address=worker.address, phase=phase, answered_at_s=clock())
+            for phase in PHASES
+            for worker in workers[phase]
+        }
+        self._charges: set[Charge] = set()
+        self._changed = asyncio.Condition()
+        self._hurry = {address: asyncio.Event() for address in self._records}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin to ask the groups for their state."""
+        self._tasks = [asyncio.create_task(self._poll(address)) for address in self._records]
+
+    async def stop(self) -> None:
+        """Stop asking and close the connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self.workers.values():
+            await worker.close()
+
+    def records(self, phase: str | None = None) -> list[GroupRecord]:
+        """All groups, or those of a phase."""
+        return [record for record in self._records.values() if phase in (None, record.phase)]
+
+    def find(self, phase: str, group: str | None) -> tuple[GroupRecord, Worker]:
+        """The group that an operator named: by phase alone when the phase has one group only."""
+        if phase not in PHASES:
+            raise NotFound(f"phase {phase!r} does not exist; name prefill or decode", param="phase")
+        records = self.records(phase)
+        matching = [record for record in records if group is None or group in (record.label, record.address)]
+        if len(matching) != 1:
+            names = ", ".join(record.label for record in records) or "none"
+            raise NotFound(f"name one of the {phase} groups: {names}; got {group!r}", param="group")
+        return matching[0], self.workers[matching[0].address]
+
+    def limits(self) -> Limits | None:
+        """The longest request that some pair of groups can hold; None before both phases are known."""
+        found = [
+            _pair_limits(prefill.description, decode.description)
+            for prefill in self.records("prefill")
+            for decode in self.records("decode")
+            if prefill.description is not None and decode.description is not None
+        ]
+        return max(found, key=lambda limits: (limits.max_model_len, limits.max_prompt), default=None)
+
+    def causes(self) -> list[str]:
+        """Why no request can be served now; empty when one can."""
+        return why_not_ready(self.records("prefill"), self.records("decode"))
+
+    def pairs(self, *, excluded: frozenset[str] = frozenset()) -> list[Pair]:
+        """Ready groups that fit together, with their loads."""
+        usable = [
+            record for record in self.records() if record.trouble is None and record.address not in excluded
+        ]
+        return [
+            Pair(prefill=self._load(prefill), decode=self._load(decode))
+            for prefill in usable
+            for decode in usable
+            if prefill.phase == "prefill" and decode.phase == "decode" and compatible(prefill, decode)
+        ]
+
+    def charge(self, *, prefill: str, decode: str, demand: Demand) -> Charge:
+        """Count a sequence against its groups from now on."""
+        charge = Charge(prefill=prefill, decode=decode, demand=demand)
+        self._charges.add(charge)
+        return charge
+
+    def leased(self, charge: Charge) -> None:
+        """The decode group has admitted the sequence: its next state includes it."""
+        charge.leased_at_s = self._clock()
+
+    def discharge(self, charge: Charge) -> None:
+        """The sequence has ended; look at its group soon if somebody may wait for the room."""
+        self._charges.discard(charge)
+        self._hurry[charge.decode].set()
+
+    def suspect(self, address: str) -> None:
+        """A request failed there: look at once whether the group still answers."""
+        self._hurry[address].set()
+
+    async def wait_for_change(self) -> None:
+        """Return when any record has been refreshed."""
+        async with self._changed:
+            await self._changed.wait()
+
+    async def refresh(self, address: str) -> None:
+        """Ask one group for its state now."""
+        record, worker = self._records[address], self.workers[address]
+        asked_at_s = self._clock()
+        try:
+            state = await worker.state(timeout_s=self._timeout_s)
+            description = record.description
+            if description is None or description.incarnation != state.incarnation:
+                description = await worker.describe(timeout_s=self._timeout_s)
+        except DeadlineExceeded:
+            return
+        except SplashError as error:
+            self._note_failure(address, error)
+            return
+        self._records[address] = GroupRecord(
+            address=address,
+            phase=record.phase,
+            description=description,
+            state=state,
+            asked_at_s=asked_at_s,
+            answered_at_s=self._clock(),
+        )
+
+    def _note_failure(self, address: str, error: SplashError) -> None:
+        record = self._records[address]
+        if record.error is None and record.state is not None:
+            _LOG.warning("group lost", extra={"fields": {"group": record.label, "cause": str(error)}})
+        self._records[address] = replace(record, error=str(error))
+
+    async def _poll(self, address: str) -> None:
+        while True:
+            self._hurry[address].clear()
+            await self.refresh(address)
+            await self._notify()
+            try:
+                await asyncio.wait_for(self._hurry[address].wait(), timeout=self._interval_s)
+            except TimeoutError:
+                continue
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _load(self, record: GroupRecord) -> GroupLoad:
+        assert record.state is not None, "only groups that answered are loaded"
+        mine = [charge for charge in self._charges if record.address in (charge.prefill, charge.decode)]
+        unseen = [
+            charge
+            for charge in mine
+            if charge.decode == record.address
+            and (charge.leased_at_s is None or charge.leased_at_s >= record.asked_at_s)
+        ]
+        return GroupLoad(
+            address=record.address,
+            group=record.label,
+            kv_tokens_total=record.state.kv_tokens_total,
+            kv_tokens_projected=record.state.kv_tokens_projected
+            + sum(charge.demand.kv_tokens for charge in unseen),
+            sequences=record.state.running + record.state.waiting + len(unseen),
+            prompt_tokens_pending=sum(charge.demand.prompt_tokens for charge in mine if charge.prefilling),
+        )
+
+
+def _pair_limits(prefill: control_pb2.GroupDescription, decode: control_pb2.GroupDescription) -> Limits:
+    """Zero in a description means no bound of that kind."""
+    lengths = (prefill.max_model_len, decode.max_model_len, decode.max_request_tokens)
+    longest = min((length for length in lengths if length > 0), default=0)
+    return Limits(max_model_len=longest, max_prompt=min(longest, prefill.max_request_tokens or longest))
+
+
+def no_worker(causes: Sequence[str]) -> Unavailable:
+    """The error for a request that no group can serve now."""
+    return Unavailable("no worker can serve now: " + "; ".join(causes))

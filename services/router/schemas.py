@@ -1,0 +1,226 @@
+"""Request bodies: which fields exist, of which type, and which of OpenAI's are known but not served.
+
+Invariant: no field is ignored unless ignoring it cannot change the answer; null means the default everywhere.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from splash_core.errors import InvalidRequest
+
+M = TypeVar("M", bound="Body")
+
+_HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)
+"""Bookkeeping of OpenAI's platform: accepted, without effect on the answer."""
+
+_UNSERVED: Mapping[str, tuple[object, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "reasoning_effort": (None,),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+    "suffix": (None, ""),
+    "logit_processors": (None,),
+}
+"""Fields that OpenAI knows and this server does not serve, with the values that ask for nothing."""
+
+
+class Strict(BaseModel):
+    """No coercion, no unknown fields, no NaN."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Body(Strict):
+    """Fields that both generating endpoints share."""
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: "StreamOptions | None" = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+
+
+class StreamOptions(Strict):
+    """What a stream shows besides the answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class TextPart(Strict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+
+class ChatBody(Body):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CompletionBody(Body):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+
+class TokenizeBody(Strict):
+    """`POST /tokenize`: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeBody(Strict):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool | None = None
+
+
+class LayoutBody(Strict):
+    """`POST /admin/layout`."""
+
+    phase: str
+    group: str | None = None
+    layout: str
+    mode: str | None = None
+    hold_s: float | None = None
+
+
+class PinBody(Strict):
+    """`POST /admin/pin` and `/admin/unpin`; without a layout, unpin."""
+
+    phase: str
+    group: str | None = None
+    layout: str | None = None
+
+
+class DrainBody(Strict):
+    """`POST /admin/drain`."""
+
+    deadline_s: float | None = None
+
+
+def read_generation(kind: type[M], body: Mapping[str, Any]) -> M:
+    """A request body of a generating endpoint; raises `InvalidRequest` naming the field."""
+    wanted: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in _HARMLESS:
+            continue
+        if name in _UNSERVED:
+            if not any(value == allowed and type(value) is type(allowed) for allowed in _UNSERVED[name]):
+                raise InvalidRequest(
+                    f"{name} is not supported by this server; leave it out",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+            continue
+        wanted[name] = value
+    return read(kind, wanted)
+
+
+S = TypeVar("S", bound=Strict)
+
+
+def read(kind: type[S], body: Mapping[str, Any]) -> S:
+    """A request body; raises `InvalidRequest` naming the field at fault."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _readable(error) from None
+
+
+def _readable(error: ValidationError) -> InvalidRequest:
+    """The most telling of pydantic's errors in OpenAI's words; a union reports one for each member."""
+    found = error.errors(include_url=False, include_context=False, include_input=True)
+    problem = max(found, key=lambda entry: len(_path(entry["loc"])))
+    param = _path(problem["loc"])
+    same = [entry["msg"] for entry in found if _path(entry["loc"]) == param]
+    if problem["type"] == "extra_forbidden":
+        return InvalidRequest(
+            f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter"
+        )
+    if problem["type"] == "missing":
+        return InvalidRequest(
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        )
+    shown = repr(problem["input"])
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return InvalidRequest(
+        f"Invalid value for '{param}': {' or '.join(dict.fromkeys(same))}; got {shown}",
+        param=param,
+        code="invalid_type",
+    )
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """A field's place as a client writes it: `messages[0].role`; names of union members are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in _UNION_MEMBERS:
+            path += f".{part}" if path else part
+    return path
+
+
+_UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "none", "TextPart", "StreamOptions"})

@@ -1,0 +1,119 @@
+"""Text to token ids and back, from the files of a Hugging Face checkpoint, without transformers.
+
+Legend: a token's *bytes* are exactly what it adds to the text; a character may be split over tokens.
+Invariant: for text without special tokens, the concatenated `token_bytes` of its ids are the text in UTF-8.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from services.router.chat_template import ChatTemplate
+from splash_core.errors import ConfigError
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint."""
+
+    def __init__(
+        self, fast: FastTokenizer, *, template: ChatTemplate | None, bos_id: int | None, vocab_size: int
+    ) -> None:
+        self._fast = fast
+        self._bos_id = bos_id
+        self.template = template
+        self.vocab_size = vocab_size
+        """Ids below this are valid in prompts, stop ids and logit_bias (the model's vocabulary)."""
+        added = fast.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._decoders = _decoder_types(json.loads(fast.to_str()).get("decoder"))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json of a checkpoint."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"{path} is missing; convert the checkpoint's tokenizer to tokenizer.json")
+        fast = FastTokenizer.from_file(str(path))
+        fast.no_padding()
+        fast.no_truncation()
+        settings = _read_json(folder / "tokenizer_config.json")
+        bos = _token_content(settings.get("bos_token"))
+        vocab = int(_read_json(folder / "config.json").get("vocab_size") or fast.get_vocab_size())
+        return cls(
+            fast,
+            template=ChatTemplate.load(folder, settings),
+            bos_id=fast.token_to_id(bos) if bos is not None and settings.get("add_bos_token") else None,
+            vocab_size=vocab,
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; with `add_special_tokens`, the model's BOS as its tokenizer would add it."""
+        ids = list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
+            return [self._bos_id, *ids]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of a whole sequence."""
+        return self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token: int) -> bool:
+        """True for control tokens, which add nothing to the text."""
+        return token in self._special
+
+    def token_bytes(self, token: int) -> bytes:
+        """The exact bytes of one token; empty for an id that the vocabulary pads with."""
+        added = self._added.get(token)
+        if added is not None:
+            return added
+        piece = self._fast.id_to_token(token)
+        if piece is None:
+            return b""
+        if "ByteLevel" in self._decoders:
+            return b"".join(_BYTE_OF.get(char) or char.encode() for char in piece)
+        if "ByteFallback" in self._decoders and len(piece) == 6 and piece.startswith("<0x"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("\u2581", " ").encode()
+
+
+def read_eos_ids(folder: Path) -> tuple[int, ...]:
+    """The token ids that end a sequence: generation_config.json's, else config.json's."""
+    for name in ("generation_config.json", "config.json"):
+        eos = _read_json(folder / name).get("eos_token_id")
+        if eos is not None:
+            return tuple(int(token) for token in (eos if isinstance(eos, list) else [eos]))
+    return ()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _token_content(token: object) -> str | None:
+    """A special token as tokenizer_config.json writes it: a string, or an object with its content."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _decoder_types(decoder: object) -> frozenset[str]:
+    """All decoder kinds in the (possibly nested) decoder of a tokenizer.json."""
+    if not isinstance(decoder, Mapping):
+        return frozenset()
+    nested = (_decoder_types(child) for child in decoder.get("decoders") or ())
+    return frozenset({str(decoder.get("type"))}).union(*nested)
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """The printable stand-in character of each byte in byte-level vocabularies (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): bytes([byte]) for byte in printable}
+    return table | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,150 @@
+"""What the router needs of a worker group: one small protocol, and its gRPC form.
+
+Invariant: every failure leaves here as a `SplashError` that keeps the worker's class of error (user,
+overloaded, unavailable, deadline), so the client sees the status that the worker meant.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Protocol, TypeVar
+
+import grpc.aio
+
+from splash_core.pb import (
+    control_pb2,
+    control_pb2_grpc,
+    decode_pb2,
+    decode_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
+from splash_core.rpc.errors import from_rpc_error
+
+T = TypeVar("T")
+
+_MAX_MESSAGE_BYTES = 512 << 20
+_CHANNEL_OPTIONS = (
+    # Prompt logprobs of a long prompt exceed gRPC's default of 4 MiB.
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    # Retries are the dispatcher's: it knows what was already streamed.
+    ("grpc.enable_retries", 0),
+    # A leader that comes back is seen within a second.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class Worker(Protocol):
+    """The leader of one group."""
+
+    @property
+    def address(self) -> str:
+        """Where the leader listens."""
+        ...
+
+    async def describe(self, *, timeout_s: float) -> control_pb2.GroupDescription:
+        """What does not change during an incarnation."""
+        ...
+
+    async def state(self, *, timeout_s: float) -> control_pb2.GroupState:
+        """Load and liveness now."""
+        ...
+
+    async def set_layout(self, request: control_pb2.SetLayoutRequest) -> control_pb2.SetLayoutResult:
+        """Switch; answers when the switch is done."""
+        ...
+
+    async def pin(self, request: control_pb2.PinRequest) -> control_pb2.PinResult:
+        """Hold a layout until unpinned."""
+        ...
+
+    async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
+        """The newest decision records of the layout policy."""
+        ...
+
+    async def audit(self) -> control_pb2.GroupAudit:
+        """Every slot and lease of the group."""
+        ...
+
+    async def drain(self, *, deadline_s: float) -> control_pb2.DrainResult:
+        """Refuse new requests, finish those running."""
+        ...
+
+    async def run_prefill(self, request: prefill_pb2.PrefillRequest) -> prefill_pb2.PrefillResult:
+        """Prefill one prompt and hand its KV over; cancelling frees what it holds."""
+        ...
+
+    def generate(self, request: decode_pb2.DecodeRequest) -> AsyncGenerator[decode_pb2.DecodeEvent, None]:
+        """Lease, tokens, end; closing the iterator cancels and frees everything."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class GrpcWorker:
+    """A leader reached over gRPC."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._control = control_pb2_grpc.ControlStub(self._channel)
+        self._prefill = prefill_pb2_grpc.PrefillStub(self._channel)
+        self._decode = decode_pb2_grpc.DecodeStub(self._channel)
+
+    async def describe(self, *, timeout_s: float) -> control_pb2.GroupDescription:
+        """See `Worker`."""
+        return await self._call(self._control.Describe(control_pb2.DescribeRequest(), timeout=timeout_s))
+
+    async def state(self, *, timeout_s: float) -> control_pb2.GroupState:
+        """See `Worker`."""
+        return await self._call(self._control.GetState(control_pb2.StateRequest(), timeout=timeout_s))
+
+    async def set_layout(self, request: control_pb2.SetLayoutRequest) -> control_pb2.SetLayoutResult:
+        """See `Worker`."""
+        return await self._call(self._control.SetLayout(request))
+
+    async def pin(self, request: control_pb2.PinRequest) -> control_pb2.PinResult:
+        """See `Worker`."""
+        return await self._call(self._control.Pin(request))
+
+    async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
+        """See `Worker`."""
+        return await self._call(self._control.Decisions(control_pb2.DecisionsRequest(last=last)))
+
+    async def audit(self) -> control_pb2.GroupAudit:
+        """See `Worker`."""
+        return await self._call(self._control.Audit(control_pb2.AuditRequest()))
+
+    async def drain(self, *, deadline_s: float) -> control_pb2.DrainResult:
+        """See `Worker`."""
+        return await self._call(self._control.Drain(control_pb2.DrainRequest(deadline_s=deadline_s)))
+
+    async def run_prefill(self, request: prefill_pb2.PrefillRequest) -> prefill_pb2.PrefillResult:
+        """See `Worker`."""
+        return await self._call(self._prefill.Run(request))
+
+    async def generate(
+        self, request: decode_pb2.DecodeRequest
+    ) -> AsyncGenerator[decode_pb2.DecodeEvent, None]:
+        """See `Worker`."""
+        call = self._decode.Generate(request)
+        try:
+            async for event in call:
+                yield event
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, peer=f"the worker at {self.address}") from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """See `Worker`."""
+        await self._channel.close(None)
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, peer=f"the worker at {self.address}") from error
