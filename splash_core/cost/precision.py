@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Matrix
+from splash_core.layout.slots import matrix_elements
 from splash_core.spec.model import ModelSpec
 
 _FP8_BLOCK = 128 * 128
@@ -37,11 +38,8 @@ class Precision:
 
     def matrix_bytes(self, spec: ModelSpec, matrix: Matrix) -> int:
         """Bytes of one layer's whole projection matrix."""
-        if matrix is Matrix.KV_B:
-            heads, width, rank = spec.kv_b_shape
-            return round(heads * width * rank * self.kv_b_bytes)
-        rows, columns = spec.q_b_shape if matrix is Matrix.Q_B else spec.o_shape
-        return round(rows * columns * self.weight_bytes)
+        width = self.kv_b_bytes if matrix is Matrix.KV_B else self.weight_bytes
+        return round(matrix_elements(spec, matrix) * width)
 
     def projection_bytes(self, spec: ModelSpec) -> int:
         """w_P: bytes of one layer's three head-indexed projections."""

@@ -1,0 +1,239 @@
+"""`splash plan`: what a model needs on given hardware, which layouts fit, and what switches move.
+
+From dimensions and device figures alone: no GPU, no weights. Invariant: the switch table is derived by
+the planner from who holds which page before and after, never listed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from splash_core.cost.footprint import Deployment, memory_account
+from splash_core.cost.model import CostModel
+from splash_core.cost.profile import analytical_profile
+from splash_core.cost.switch import SwitchBytes, switch_bytes
+from splash_core.errors import Infeasible
+from splash_core.layout.catalog import FeasibleLayout, InfeasibleLayout, Verdict, catalog_of_memory
+from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.memory import MemoryAccount
+from splash_core.policy.regimes import Cell, Group, regime_map
+from splash_core.policy.snapshot import LayoutPool, Phase
+from splash_core.policy.switch_table import SwitchKind, switch_table
+from splash_core.spec.hardware import GpuSpec
+from splash_core.spec.model import ModelSpec
+from splash_core.units import format_bytes
+
+REFERENCE_REQUESTS = 16
+_REFERENCE_CONTEXTS = tuple(1 << exponent for exponent in range(17, 5, -1))
+_MOST_RANKS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSwitch:
+    """One directed switch and what it moves at the reference load."""
+
+    kind: SwitchKind
+    moved: SwitchBytes
+    layers: int
+
+    @property
+    def bytes_per_rank(self) -> int:
+        """Received by the fullest rank, all layers."""
+        return self.layers * (self.moved.weights + self.moved.kv)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """Everything that `splash plan` says."""
+
+    spec: ModelSpec
+    gpu: GpuSpec
+    deployment: Deployment
+    account: MemoryAccount
+    verdicts: Mapping[Layout, Verdict]
+    reference_context: int
+    """Tokens of each of the reference load's requests."""
+    switches: tuple[PlannedSwitch, ...]
+    regimes: Mapping[Phase, tuple[Cell, ...]]
+
+    @property
+    def projection_bytes_per_layer(self) -> int:
+        """w_P, as stored."""
+        return sum(self.account.projection_bytes.values())
+
+    @property
+    def gathered_bytes_per_layer(self) -> int:
+        """What a rank receives per layer when projections become replicated: in flight at a time."""
+        return self.projection_bytes_per_layer * (self.deployment.num_ranks - 1) // self.deployment.num_ranks
+
+    @property
+    def borrowed_slots(self) -> int:
+        """Pages of a rank's pool that hold other ranks' weights while projections are replicated."""
+        account = self.account
+        sharded, whole = (
+            next(layout for layout, rule in RULES.items() if rule.borrows is borrows)
+            for borrows in (True, False)
+        )
+        freed = account.weights_bytes(whole) - account.weights_bytes(sharded)
+        lost = account.gap_bytes(sharded) - account.gap_bytes(whole)
+        return (freed - lost) // account.page_bytes
+
+    @property
+    def rounding_bytes(self) -> int:
+        """Bytes of the weights region that a sharded layout can use neither for weights nor for pages."""
+        return next(self.account.gap_bytes(layout) for layout, rule in RULES.items() if rule.borrows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report in the shape of `splash plan --json`."""
+        return {
+            "model": self.spec.name,
+            "gpu": self.gpu.name,
+            "ranks": self.deployment.num_ranks,
+            "dtype": self.deployment.precision.name,
+            "fraction": self.deployment.fraction,
+            "page_size": self.deployment.page_size,
+            "chunk_tokens": self.deployment.chunk_tokens,
+            "kv_bytes_per_token": self.account.token_bytes,
+            "max_positions": self.spec.max_positions,
+            "layouts": {layout.value: self._layout(layout) for layout in Layout},
+            "projection_bytes_per_layer": self.projection_bytes_per_layer,
+            "gathered_bytes_per_layer": self.gathered_bytes_per_layer,
+            "gathered_bytes": self.spec.num_mla_layers * self.gathered_bytes_per_layer,
+            "borrowed_slots": self.borrowed_slots,
+            "rounding_bytes": self.rounding_bytes,
+            "reference_load": {"requests": REFERENCE_REQUESTS, "context": self.reference_context},
+            "switches": [
+                {
+                    "from": switch.kind.layout_from.value,
+                    "to": switch.kind.layout_to.value,
+                    "weights": switch.kind.weights.value,
+                    "kv": switch.kind.kv.value,
+                    "bytes_per_rank": switch.bytes_per_rank,
+                    "weight_bytes_per_layer": switch.moved.weights,
+                    "kv_bytes_per_layer": switch.moved.kv,
+                }
+                for switch in self.switches
+            ],
+            "regimes": {
+                phase.value: [
+                    {
+                        "batch": cell.batch,
+                        "context": cell.context,
+                        "best": None if cell.best is None else cell.best.value,
+                        "tokens_per_s": {
+                            name.value: round(rate, 1) for name, rate in cell.tokens_per_s.items()
+                        },
+                    }
+                    for cell in cells
+                ]
+                for phase, cells in self.regimes.items()
+            },
+            "provenance": self.gpu.provenance,
+        }
+
+    def _layout(self, layout: Layout) -> dict[str, Any]:
+        account, verdict = self.account, self.verdicts[layout]
+        fits = isinstance(verdict, FeasibleLayout)
+        return {
+            "feasible": fits,
+            "reason": verdict.reason if isinstance(verdict, InfeasibleLayout) else "",
+            "weights_bytes": account.weights_bytes(layout),
+            "other_bytes": account.other_bytes[layout],
+            "gap_bytes": account.gap_bytes(layout),
+            "pool_tokens_per_rank": account.pool_pages(layout) * account.page_size if fits else 0,
+            "distinct_tokens": account.distinct_tokens(layout) if fits else 0,
+            "longest_context": account.longest_context(layout) if fits else 0,
+        }
+
+
+def build_plan(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment) -> PlanReport:
+    """The report for a model on `deployment.num_ranks` devices.
+
+    Raises:
+        Infeasible: no layout fits; names the fewest ranks that do.
+    """
+    account = memory_account(spec, deployment)
+    verdicts = catalog_of_memory(account)
+    if not any(isinstance(verdict, FeasibleLayout) for verdict in verdicts.values()):
+        raise _infeasible(spec, gpu, deployment, account)
+    precision, ranks = deployment.precision, deployment.num_ranks
+    context = _reference_context(account, verdicts)
+    owners = [REFERENCE_REQUESTS // ranks * context] * ranks
+    for rank in range(REFERENCE_REQUESTS % ranks):
+        owners[rank] += context
+    model = CostModel(
+        spec=spec,
+        precision=precision,
+        profile=analytical_profile(gpu, dtype=precision.name),
+        num_ranks=ranks,
+    )
+    group = Group(
+        num_ranks=ranks,
+        page_size=deployment.page_size,
+        chunk_tokens=deployment.chunk_tokens,
+        pools={layout: _pool(account, layout, verdict) for layout, verdict in verdicts.items()},
+    )
+    return PlanReport(
+        spec=spec,
+        gpu=gpu,
+        deployment=deployment,
+        account=account,
+        verdicts=verdicts,
+        reference_context=context,
+        switches=tuple(
+            PlannedSwitch(
+                kind=kind,
+                moved=switch_bytes(
+                    spec, precision, RULES[kind.layout_from], RULES[kind.layout_to], owner_tokens=owners
+                ),
+                layers=spec.num_mla_layers,
+            )
+            for kind in switch_table(ranks)
+        ),
+        regimes={phase: regime_map(model, group, phase) for phase in Phase},
+    )
+
+
+def _pool(account: MemoryAccount, layout: Layout, verdict: Verdict) -> LayoutPool:
+    if isinstance(verdict, InfeasibleLayout):
+        return LayoutPool(feasible=False, reason=verdict.reason)
+    tokens = account.pool_pages(layout) * account.page_size
+    return LayoutPool(feasible=True, total_tokens=tokens, free_tokens=tokens)
+
+
+def _reference_context(account: MemoryAccount, verdicts: Mapping[Layout, Verdict]) -> int:
+    """The longest power of two of which every feasible layout holds the reference requests."""
+    room = min(
+        account.distinct_tokens(layout)
+        for layout, verdict in verdicts.items()
+        if isinstance(verdict, FeasibleLayout)
+    )
+    per_request = room // REFERENCE_REQUESTS
+    return next((context for context in _REFERENCE_CONTEXTS if context <= per_request), 1)
+
+
+def _infeasible(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, account: MemoryAccount) -> Infeasible:
+    """With the fewest ranks that would do, if more ranks help."""
+    least = min(account.footprint(layout, [1])[0] for layout in Layout)
+    message = (
+        f"{spec.name} in {deployment.precision.name} needs at least {format_bytes(least)} on each of "
+        f"{deployment.num_ranks} {gpu.name}, and {deployment.fraction:.0%} of its memory, less staging, is "
+        f"{format_bytes(account.budget_bytes)}"
+    )
+    for ranks in range(deployment.num_ranks + 1, _MOST_RANKS + 1):
+        more = memory_account(spec, _with_ranks(deployment, ranks))
+        fits = [layout for layout in Layout if more.can_run(layout) and more.pool_pages(layout) >= 1]
+        if fits:
+            return Infeasible(message, nearest=f"--ranks {ranks} ({', '.join(fits)})")
+    return Infeasible(message)
+
+
+def _with_ranks(deployment: Deployment, ranks: int) -> Deployment:
+    return Deployment(
+        precision=deployment.precision,
+        num_ranks=ranks,
+        memory_bytes=deployment.memory_bytes,
+        fraction=deployment.fraction,
+        page_size=deployment.page_size,
+        chunk_tokens=deployment.chunk_tokens,
+    )
