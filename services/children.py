@@ -57,7 +57,7 @@ class Child:
     """One service process."""
 
     def __init__(self, name: str, arguments: list[str], *, run_dir: Path) -> None:
-        """Start `python -m services ARGUMENTS`, its output in `run_dir/NAME.err`, its log in `run_dir/NAME.log`."""
+        """Start `python -m services ARGUMENTS`; output goes to `run_dir/NAME.err`, logs to `NAME.log`."""
         self.name = name
         self.log = run_dir / f"{name}.log"
         self._err = run_dir / f"{name}.err"

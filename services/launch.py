@@ -1,6 +1,6 @@
 """One host's stack as a value: start it, use its URLs, stop it. `splash up`, the demo and tests share it.
 
-Invariant: `start` either returns with everything ready, or raises with the cause and leaves no process behind.
+Invariant: `start` either returns with everything ready, or raises with the cause and leaves no process.
 """
 
 import dataclasses
@@ -75,8 +75,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 class Stack:
     """Router, one prefill group and one decode group as child processes of this one.
 
-    A context manager: `with Stack(settings) as stack: httpx.get(stack.url + "/v1/models")`. Start it from a thread
-    that lives as long as the stack: the kernel ties the children to the thread that started them.
+    A context manager: `with Stack(settings) as stack: httpx.get(stack.url + "/v1/models")`. Start it from a
+    thread that lives as long as the stack: the kernel ties the children to the thread that started them.
     """
 
     def __init__(self, settings: UpSettings) -> None:

@@ -174,7 +174,7 @@ class LeaseAudit(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., state: _Optional[str] = ..., owner: _Optional[str] = ..., writer: _Optional[str] = ..., pages: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class GroupAudit(_message.Message):
-    __slots__ = ("group", "phase", "layout", "layout_epoch", "ranks", "leases", "borrowed_pages_used")
+    __slots__ = ("group", "phase", "layout", "layout_epoch", "ranks", "leases", "borrowed_pages_used", "pages_held")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class GroupAudit(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     BORROWED_PAGES_USED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_HELD_FIELD_NUMBER: _ClassVar[int]
     group: str
     phase: str
     layout: str
@@ -189,7 +190,8 @@ class GroupAudit(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankAudit]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseAudit]
     borrowed_pages_used: int
-    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankAudit, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseAudit, _Mapping]]] = ..., borrowed_pages_used: _Optional[int] = ...) -> None: ...
+    pages_held: int
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankAudit, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseAudit, _Mapping]]] = ..., borrowed_pages_used: _Optional[int] = ..., pages_held: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_s",)

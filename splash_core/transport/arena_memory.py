@@ -4,19 +4,24 @@ Why a memfd: it has no name to leak after a kill, it counts as the process's own
 small /dev/shm does not limit it. Invariant: the tensor and every peer's mapping are the same pages.
 """
 
+import ctypes
 import mmap
 import os
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from splash_core.dist.fd_passing import anonymous_file
 from splash_core.errors import ConfigError
 from splash_core.units import format_bytes
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class ArenaMemory:
-    """`num_bytes` of zeros, as a byte tensor here and as a file descriptor for peers."""
+    """`num_bytes` of zeros, as a byte tensor here and as a file descriptor for peers.
+
+    Torch is imported only when the tensor is asked for: ranks without weights start without it.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         if num_bytes <= 0:
@@ -31,8 +36,24 @@ class ArenaMemory:
             raise ConfigError(
                 f"cannot map an arena of {format_bytes(num_bytes)}: {error}; give the group less memory"
             ) from error
-        # The tensor keeps the mapping alive for as long as any view of it exists.
-        self.bytes_B: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        # The anchor keeps the mapping, and so the address, alive as long as this object.
+        self._mapping = memory
+        self._anchor = ctypes.c_char.from_buffer(memory)
+        self._bytes_B: Tensor | None = None
+
+    @property
+    def address(self) -> int:
+        """Where the memory begins in this process."""
+        return ctypes.addressof(self._anchor)
+
+    @property
+    def bytes_B(self) -> "Tensor":
+        """All bytes, uint8; the tensor keeps the mapping alive for as long as any view of it exists."""
+        if self._bytes_B is None:
+            import torch
+
+            self._bytes_B = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        return self._bytes_B
 
     def close(self) -> None:
         """Give up the descriptor; peers that mapped it, and our tensor, keep the memory."""

@@ -247,7 +247,7 @@ class ShmTransport(Transport):
                     self._ops.remove(op)
                     continue
                 assert self._memory is not None, "write checks that memory is registered"
-                source = self._memory.bytes_B.data_ptr()
+                source = self._memory.address
             ctypes.memmove(op.target.address + piece.dst, source + piece.src, piece.num_bytes)
             with self._changed:
                 op.piece_copied()

@@ -1,0 +1,189 @@
+"""The Decode service: pages first, then KV, then tokens.
+
+Invariant: however a call ends, the request holds nothing here afterwards, except pages that a writer may
+still write: those stay quarantined until the writer says that it has stopped, or is proven dead.
+"""
+
+import asyncio
+
+import grpc
+
+from splash_core.errors import Conflict, GroupFailed, SplashError
+from splash_core.ids import Incarnation, LeaseId, RequestId
+from splash_core.leader.build import GroupBlueprint
+from splash_core.leader.leader import GroupLeader, SeqEvent, Stream
+from splash_core.leader.waiting import Arrival, WaitingRoom
+from splash_core.leader.writers import Writer, WriterBook
+from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, rank_pb2
+from splash_core.rpc.codec import logprobs_from_pb, logprobs_to_pb, process_from_pb, sampling_from_pb
+from splash_core.rpc.errors import abort
+from splash_core.scheduling.events import FinishedEvent, TokenEvent
+from splash_core.scheduling.leases import Completion, Grant
+
+_SWEEP_S = 0.5
+"""How often writers of quarantined pages are looked after."""
+
+
+class DecodeService(decode_pb2_grpc.DecodeServicer):
+    """Generates for one decode group."""
+
+    def __init__(self, blueprint: GroupBlueprint, leader: GroupLeader) -> None:
+        self._blueprint = blueprint
+        self._leader = leader
+        self._address = ""
+        self._writers = WriterBook()
+        self._room = WaitingRoom(
+            self._reserve,
+            self._give_back,
+            max_requests=blueprint.settings.queue_requests,
+            max_tokens=blueprint.settings.queue_tokens,
+        )
+        leader.queued = self._room.queued
+        leader.before_step = self._room.pump
+        leader.on_failed = self._failed
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Register the servicer."""
+        decode_pb2_grpc.add_DecodeServicer_to_server(self, server)
+
+    def ready(self, ranks: tuple[rank_pb2.RankReady, ...], address: str) -> None:
+        """The group becomes ready; prefill groups reach it at `address`."""
+        del ranks
+        self._address = address
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Stop looking after writers."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def Generate(self, request: decode_pb2.DecodeRequest, context: grpc.aio.ServicerContext) -> None:
+        """Lease, tokens, end."""
+        try:
+            self._leader.check_open()
+            arrival = Arrival(
+                request_id=RequestId(request.request_id),
+                prompt=tuple(request.prompt),
+                sampling=sampling_from_pb(request.sampling),
+            )
+            grant = await self._room.admit(arrival)
+            stream = self._leader.open_stream(grant.seq)
+            try:
+                await context.write(decode_pb2.DecodeEvent(lease=self._lease(grant)))
+                await _tell(stream, context)
+            finally:
+                self._leader.cancel(grant.seq)
+        except SplashError as error:
+            await abort(context, error)
+
+    async def ClaimLease(
+        self, request: decode_pb2.LeaseClaim, context: grpc.aio.ServicerContext
+    ) -> decode_pb2.HandoffAck:
+        """A prefill group is about to write."""
+        del context
+        writer = Writer(
+            group=request.writer.group,
+            incarnation=Incarnation(request.writer.incarnation),
+            ranks=tuple(process_from_pb(process) for process in request.writer.ranks),
+        )
+        try:
+            self._leader.scheduler.claim(
+                LeaseId(request.lease),
+                attempt=request.attempt,
+                incarnation=Incarnation(request.incarnation),
+                writer=writer.incarnation,
+            )
+        except Conflict as error:
+            return decode_pb2.HandoffAck(accepted=False, reason=str(error))
+        self._writers.remember(writer)
+        return decode_pb2.HandoffAck(accepted=True)
+
+    async def AbandonHandoff(
+        self, request: decode_pb2.HandoffAbandon, context: grpc.aio.ServicerContext
+    ) -> decode_pb2.HandoffAck:
+        """The writer will not write any more."""
+        del context
+        try:
+            self._leader.scheduler.abandon(
+                LeaseId(request.lease),
+                attempt=request.attempt,
+                incarnation=Incarnation(request.incarnation),
+                writer=request.writer,
+            )
+        except Conflict as error:
+            return decode_pb2.HandoffAck(accepted=False, reason=str(error))
+        self._leader.wake()
+        return decode_pb2.HandoffAck(accepted=True)
+
+    async def CompleteHandoff(
+        self, request: decode_pb2.HandoffComplete, context: grpc.aio.ServicerContext
+    ) -> decode_pb2.HandoffAck:
+        """All pages of the lease are written."""
+        del context
+        completion = Completion(
+            lease=LeaseId(request.lease),
+            attempt=request.attempt,
+            incarnation=Incarnation(request.incarnation),
+            writer=request.writer,
+            num_tokens=request.num_tokens,
+            checksum=request.checksum,
+            first_token=request.first_token,
+        )
+        logprobs = logprobs_from_pb(request.first_logprobs) if request.HasField("first_logprobs") else None
+        try:
+            events = self._leader.scheduler.landed(completion, first_logprobs=logprobs)
+        except Conflict as error:
+            self._leader.wake()
+            return decode_pb2.HandoffAck(accepted=False, reason=str(error))
+        self._leader.deliver(events)
+        self._leader.wake()
+        return decode_pb2.HandoffAck(accepted=True)
+
+    def _reserve(self, arrival: Arrival) -> Grant | None:
+        return self._leader.scheduler.reserve(arrival.request_id, arrival.prompt, arrival.sampling)
+
+    def _give_back(self, grant: Grant) -> None:
+        self._leader.cancel(grant.seq)
+
+    def _failed(self, error: GroupFailed) -> None:
+        self._room.fail(error)
+
+    def _lease(self, grant: Grant) -> common_pb2.Lease:
+        return common_pb2.Lease(
+            lease=grant.lease,
+            attempt=grant.attempt,
+            incarnation=grant.incarnation,
+            group=self._blueprint.group,
+            decode_address=self._address,
+            pages=[
+                common_pb2.LandingPage(index=page.index, rank=page.rank, slot=page.slot)
+                for page in grant.pages
+            ],
+        )
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            gone = self._writers.take_gone()
+            for writer in gone:
+                self._leader.scheduler.writer_gone(writer.incarnation)
+            if gone:
+                self._leader.wake()
+
+
+async def _tell(stream: Stream, context: grpc.aio.ServicerContext) -> None:
+    """Write a sequence's events until it has finished; tokens that are ready together travel together."""
+    while True:
+        events: list[SeqEvent] = [await stream.next(), *stream.take_ready()]
+        tokens = [event for event in events if isinstance(event, TokenEvent)]
+        if tokens:
+            told = [logprobs_to_pb(event.logprobs) for event in tokens if event.logprobs is not None]
+            message = decode_pb2.DecodedTokens(tokens=[event.token for event in tokens], logprobs=told)
+            await context.write(decode_pb2.DecodeEvent(tokens=message))
+        for event in events:
+            if isinstance(event, FinishedEvent):
+                finished = decode_pb2.DecodeFinished(reason=event.reason.value, stop_token=event.stop_token)
+                await context.write(decode_pb2.DecodeEvent(finished=finished))
+                return

@@ -1,0 +1,15 @@
+"""Starts one prefill group: settings to blueprint to process."""
+
+import asyncio
+
+from services.prefill.servicer import PrefillService
+from splash_core.config import GroupSettings
+from splash_core.leader.build import draw_blueprint
+from splash_core.leader.service import GroupProcess
+from splash_core.policy.snapshot import Phase
+
+
+def serve(settings: GroupSettings) -> int:
+    """Run the group until it is told to stop or fails; returns the exit code."""
+    process = GroupProcess(draw_blueprint(settings, Phase.PREFILL), PrefillService)
+    return asyncio.run(process.run())

@@ -1,0 +1,83 @@
+"""The decode groups that this prefill group writes to: connections, addresses, and the check of their KV ABI.
+
+Invariant: nothing is written to a group whose ABI has not been compared in its present incarnation.
+"""
+
+from dataclasses import dataclass
+
+import grpc
+
+from splash_core.errors import Unavailable
+from splash_core.ids import RankId
+from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2_grpc
+from splash_core.rpc.abi import abi_from_pb
+from splash_core.rpc.errors import from_rpc_error
+from splash_core.transport.abi import KvAbi, abi_diff
+
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partner:
+    """One incarnation of a decode group that may be written to."""
+
+    group: str
+    incarnation: str
+    ranks: dict[RankId, common_pb2.RankAddress]
+    decode: decode_pb2_grpc.DecodeStub
+
+
+class Partners:
+    """All decode groups met so far."""
+
+    def __init__(self, abi: KvAbi) -> None:
+        self._abi = abi
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._known: dict[tuple[str, str], Partner] = {}
+
+    async def meet(self, lease: common_pb2.Lease) -> Partner:
+        """The group that granted a lease; asked once per incarnation.
+
+        Raises:
+            Unavailable: it does not answer, has restarted, or its ABI differs (with a readable diff).
+        """
+        key = (lease.decode_address, lease.incarnation)
+        partner = self._known.get(key)
+        if partner is None:
+            partner = await self._pair(lease)
+            self._known[key] = partner
+        return partner
+
+    async def _pair(self, lease: common_pb2.Lease) -> Partner:
+        address = lease.decode_address
+        channel = self._channels.get(address)
+        if channel is None:
+            # An own connection a peer: gRPC would share one whose backoff outlives a restart.
+            channel = grpc.aio.insecure_channel(
+                address, options=(("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+            )
+            self._channels[address] = channel
+        try:
+            described = await control_pb2_grpc.ControlStub(channel).Describe(
+                control_pb2.DescribeRequest(), timeout=_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, peer=f"decode group at {address}") from error
+        if described.incarnation != lease.incarnation:
+            raise Unavailable(f"decode group {described.group} has restarted since the lease was granted")
+        differences = abi_diff(self._abi, abi_from_pb(described.abi))
+        if differences:
+            raise Unavailable(f"decode group {described.group} has another KV ABI: {'; '.join(differences)}")
+        for key in [key for key in self._known if key[0] == address]:
+            del self._known[key]
+        return Partner(
+            group=described.group,
+            incarnation=described.incarnation,
+            ranks={RankId(rank.rank): rank for rank in described.ranks},
+            decode=decode_pb2_grpc.DecodeStub(channel),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for channel in self._channels.values():
+            await channel.close()

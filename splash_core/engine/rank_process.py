@@ -1,0 +1,144 @@
+"""The process of one rank: `python -m splash_core.engine.rank_process`.
+
+It executes the leader's frames strictly in order and knows nothing else of the world. Invariant: it never
+outlives its leader, and it never goes on after an exception: the leader is told, then the process exits 1.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from splash_core.engine.fake import FakeEngine
+from splash_core.engine.pushing import Pusher
+from splash_core.ids import RankId
+from splash_core.layout.slots import ArenaMap
+from splash_core.obs import logging as logs
+from splash_core.obs.lifeline import ProcessRef, die_with_parent
+from splash_core.pb import common_pb2, rank_pb2
+from splash_core.rpc.abi import kv_abi
+from splash_core.rpc.codec import plan_from_pb, process_to_pb, result_to_pb
+from splash_core.rpc.link import RankLink
+from splash_core.rpc.rank_config import ELEM_BYTES, RankConfig
+from splash_core.scheduling.step import StepPlan, StepResult
+from splash_core.spec.model import ModelSpec
+from splash_core.transport.arena_memory import ArenaMemory
+
+_log = logging.getLogger("splash.rank")
+_IDLE_POLL_S = 0.5
+_PUSH_POLL_S = 0.001
+
+
+class Engine(Protocol):
+    """What computes a rank's steps: the real engine, or the one without weights."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Execute one plan."""
+        ...
+
+
+@contextmanager
+def _engine(
+    config: RankConfig, rank: RankId, memory: ArenaMemory, spec: ModelSpec, arena: ArenaMap
+) -> Iterator[Engine]:
+    if config.engine == "fake":
+        yield FakeEngine(
+            rank=rank,
+            num_ranks=config.num_ranks,
+            vocab=spec.vocab,
+            page_size=config.page_size,
+            step_s=config.fake_step_s,
+        )
+        return
+    # Imported here: torch takes seconds, and a rank without weights needs none of it.
+    from splash_core.engine.loading import loaded_engine
+
+    with loaded_engine(config, rank, memory=memory, spec=spec, arena=arena) as engine:
+        yield engine
+
+
+def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
+    began = time.perf_counter()
+    spec = ModelSpec.from_checkpoint(Path(config.checkpoint), name=config.model_name)
+    arena = ArenaMap.build(
+        spec,
+        num_ranks=config.num_ranks,
+        page_size=config.page_size,
+        elem_bytes=ELEM_BYTES[config.dtype],
+        arena_bytes=config.arena_bytes,
+    )
+    abi = kv_abi(spec, dtype=config.dtype, page_size=config.page_size)
+    with (
+        Pusher.open(arena, abi) as pusher,
+        _engine(config, rank, pusher.memory, spec, arena) as engine,
+    ):
+        address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
+        ready = rank_pb2.RankReady(
+            rank=rank,
+            address=address,
+            load_s=time.perf_counter() - began,
+            arena_bytes=arena.arena_bytes,
+            process=process_to_pb(ProcessRef.of(os.getpid())),
+        )
+        link.send(rank_pb2.FromRank(ready=ready))
+        _log.info("ready after %.1f s", ready.load_s)
+        _loop(link, engine, pusher, rank, num_ranks=config.num_ranks)
+
+
+def _loop(link: RankLink, engine: Engine, pusher: Pusher, rank: RankId, *, num_ranks: int) -> None:
+    """Execute frames until told to stop."""
+    while True:
+        message = link.receive(_PUSH_POLL_S if pusher.busy else _IDLE_POLL_S)
+        for report in pusher.finished(rank):
+            link.send(rank_pb2.FromRank(push=report))
+        if message is None:
+            continue
+        kind = message.WhichOneof("message")
+        if kind == "step":
+            result = engine.step(plan_from_pb(message.step, num_ranks=num_ranks))
+            link.send(rank_pb2.FromRank(step=result_to_pb(result)))
+        elif kind == "push":
+            pusher.start(message.push)
+        elif kind == "stop":
+            return
+
+
+def main() -> int:
+    """Run one rank to its end; the exit code is 0 only after the leader's stop."""
+    parser = argparse.ArgumentParser(description="One rank of a Splash worker group.")
+    parser.add_argument("--config", type=Path, required=True, help="file written by the group's leader")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="process that this one must not outlive")
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    # A Ctrl-C in a terminal reaches the whole foreground group; ending ranks is the leader's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = RankConfig.read(arguments.config)
+    rank = RankId(arguments.rank)
+    logs.configure(
+        f"{config.group}-rank-{rank}",
+        run_dir=Path(config.log_dir),
+        log_format=config.log_format,
+        to_stderr=False,
+    )
+    link = RankLink(config.link, rank)
+    try:
+        _serve(link, config, rank)
+    except Exception as error:  # a service main: whatever it is, the leader must hear of it
+        _log.exception("rank %d failed", rank)
+        failure = rank_pb2.RankFailure(rank=rank, error=f"{type(error).__name__}: {error}")
+        link.send(rank_pb2.FromRank(failure=failure))
+        return 1
+    finally:
+        link.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

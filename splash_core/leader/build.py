@@ -1,0 +1,225 @@
+"""From settings to the parts of a leader: model, arena, feasible layouts, scheduler, cost model.
+
+Invariant: whatever cannot work is refused here, before any process is started, with the remedy.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from splash_core.config import GroupSettings, cache_home
+from splash_core.cost.model import CostModel
+from splash_core.cost.precision import named_precision
+from splash_core.cost.profile import analytical_profile
+from splash_core.errors import ConfigError, Infeasible
+from splash_core.ids import GroupId, Incarnation
+from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena
+from splash_core.layout.layout import Layout, Matrix
+from splash_core.layout.slots import ArenaMap, page_bytes
+from splash_core.leader.sizing import HostMemory, default_kv_bytes, projection_bytes
+from splash_core.policy.config import PolicyConfig, load_policy
+from splash_core.policy.snapshot import Phase
+from splash_core.rpc.abi import kv_abi
+from splash_core.rpc.rank_config import ELEM_BYTES
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.group import GroupScheduler
+from splash_core.scheduling.limits import max_request_tokens
+from splash_core.scheduling.roles import Role
+from splash_core.spec.hardware import named_gpu
+from splash_core.spec.model import ModelSpec
+from splash_core.transport.abi import KvAbi
+
+DEFAULT_LAYOUT = {Phase.PREFILL: Layout.TP, Phase.DECODE: Layout.DP}
+_STORED_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBlueprint:
+    """Everything that is fixed before a group's first process starts."""
+
+    phase: Phase
+    settings: GroupSettings
+    checkpoint: Path
+    spec: ModelSpec
+    dtype: str
+    arena: ArenaMap
+    layout: Layout
+    infeasible: Mapping[Layout, str]
+    incarnation: Incarnation
+    scheduling: SchedulerConfig
+    policy: PolicyConfig
+    policy_enabled: bool
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self.scheduling.group
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use."""
+        return self.settings.served_model_name or self.checkpoint.name
+
+    @property
+    def abi(self) -> KvAbi:
+        """What a partner group must agree on."""
+        return kv_abi(self.spec, dtype=self.dtype, page_size=self.settings.page_size)
+
+    def cost_model(self) -> CostModel:
+        """Predicts step times on this host."""
+        return CostModel(
+            spec=self.spec,
+            precision=named_precision(self.dtype),
+            profile=analytical_profile(named_gpu(self.settings.device), dtype=self.dtype),
+            num_ranks=self.settings.ranks,
+        )
+
+    def scheduler(self, clock: Callable[[], float]) -> GroupScheduler:
+        """A fresh scheduler in the starting layout."""
+        return GroupScheduler(
+            spec=self.spec,
+            arena=self.arena,
+            layout=self.layout,
+            config=self.scheduling,
+            clock=clock,
+            infeasible=self.infeasible,
+        )
+
+
+def threads_per_rank(ranks_on_host: int) -> int:
+    """Threads of one rank: the usable cores shared among all ranks of the host, at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks_on_host))
+
+
+def resolve_model(model: str) -> Path:
+    """The checkpoint folder that `--model` names: a folder, or a model in the cache.
+
+    Raises:
+        ConfigError: there is neither; says how to get one.
+    """
+    if not model:
+        raise ConfigError("--model is required: a checkpoint folder or a fetched model's name")
+    for path in (Path(model), cache_home() / "models" / model):
+        if (path / "config.json").is_file():
+            return path.resolve()
+    raise ConfigError(
+        f"model {model!r} is neither a folder with a config.json nor fetched; "
+        f"try `splash model fetch {model}` or give the folder of a checkpoint"
+    )
+
+
+def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
+    """Check settings against the model and this host.
+
+    Raises:
+        ConfigError: a setting or the checkpoint is wrong.
+        Infeasible: nothing fits; carries the nearest setting that does.
+    """
+    checkpoint = resolve_model(settings.model)
+    spec = ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name)
+    spec.check_servable()
+    dtype = "fp32" if settings.dtype == "auto" else settings.dtype
+    for name in ("ranks", "page_size", "chunk_tokens", "max_running"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}")
+    arena = _arena(settings, spec, checkpoint, elem_bytes=ELEM_BYTES[dtype])
+    verdicts = catalog_of_arena(spec, arena)
+    infeasible = {
+        layout: verdict.reason
+        for layout, verdict in verdicts.items()
+        if isinstance(verdict, InfeasibleLayout)
+    }
+    layout = _starting_layout(settings, phase, infeasible)
+    scheduling = SchedulerConfig(
+        role=Role(phase.value),
+        group=GroupId(settings.group or f"{phase.value}-0"),
+        incarnation=Incarnation(secrets.token_hex(6)),
+        layouts=tuple(layout for layout in Layout if layout not in infeasible),
+        chunk_tokens=settings.chunk_tokens,
+        max_running=settings.max_running,
+        max_model_len=settings.max_model_len or None,
+        staging_bytes=settings.staging_bytes,
+    )
+    _check_length(settings, spec, arena, scheduling)
+    policies = load_policy(settings.policy)
+    return GroupBlueprint(
+        phase=phase,
+        settings=settings,
+        checkpoint=checkpoint,
+        spec=spec,
+        dtype=dtype,
+        arena=arena,
+        layout=layout,
+        infeasible=infeasible,
+        incarnation=scheduling.incarnation,
+        scheduling=scheduling,
+        policy=policies.of(phase),
+        policy_enabled=policies.enabled,
+    )
+
+
+def _starting_layout(settings: GroupSettings, phase: Phase, infeasible: Mapping[Layout, str]) -> Layout:
+    layout = Layout(settings.layout) if settings.layout else DEFAULT_LAYOUT[phase]
+    if layout not in infeasible:
+        return layout
+    feasible = next(candidate for candidate in Layout if candidate not in infeasible)
+    if settings.layout:
+        raise Infeasible(f"--layout {layout}: {infeasible[layout]}", nearest=f"--layout {feasible}")
+    return feasible
+
+
+def _arena(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, *, elem_bytes: int) -> ArenaMap:
+    kv_bytes = settings.kv_bytes or default_kv_bytes(
+        spec,
+        HostMemory(
+            free_bytes=psutil.virtual_memory().available,
+            ranks=settings.host_ranks or settings.ranks,
+            checkpoint_bytes=sum(path.stat().st_size for path in checkpoint.glob("*.safetensors")),
+            stored_elem_bytes=_stored_bytes(checkpoint),
+        ),
+        page_size=settings.page_size,
+        elem_bytes=elem_bytes,
+    )
+    slot = page_bytes(spec, page_size=settings.page_size, elem_bytes=elem_bytes)
+    if kv_bytes < slot:
+        raise Infeasible(
+            f"--kv-bytes {kv_bytes} holds no page: one page of {settings.page_size} tokens has {slot} bytes",
+            nearest=f"--kv-bytes {slot}",
+        )
+
+    def build(arena_bytes: int) -> ArenaMap:
+        return ArenaMap.build(
+            spec,
+            num_ranks=settings.ranks,
+            page_size=settings.page_size,
+            elem_bytes=elem_bytes,
+            arena_bytes=arena_bytes,
+        )
+
+    # Where the weights end depends on the gaps between them: at most one slot a matrix.
+    gaps = spec.num_mla_layers * len(Matrix) * slot
+    trial = build(projection_bytes(spec, elem_bytes=elem_bytes) + gaps + 2 * slot)
+    return build(trial.ordinary[0] * slot + kv_bytes)
+
+
+def _stored_bytes(checkpoint: Path) -> int:
+    config = json.loads((checkpoint / "config.json").read_text())
+    return _STORED_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
+
+
+def _check_length(
+    settings: GroupSettings, spec: ModelSpec, arena: ArenaMap, scheduling: SchedulerConfig
+) -> None:
+    limit = max_request_tokens(spec, arena, scheduling)
+    wanted = settings.max_model_len
+    if wanted > limit:
+        raise Infeasible(
+            f"--max-model-len {wanted} does not fit: the model allows {spec.max_positions} positions, "
+            f"the pool of a rank holds {limit} tokens in its smallest layout",
+            nearest=f"--max-model-len {limit}, or a larger --kv-bytes",
+        )

@@ -1,0 +1,212 @@
+"""The Control service of one group: what a router and an operator may ask and order."""
+
+import asyncio
+import json
+
+import grpc
+
+from splash_core.errors import InvalidRequest, SplashError, Unavailable
+from splash_core.layout.layout import Layout
+from splash_core.leader.build import GroupBlueprint
+from splash_core.leader.leader import GroupCondition, GroupLeader
+from splash_core.leader.steering import SwitchOutcome
+from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
+from splash_core.rpc.abi import abi_to_pb
+from splash_core.rpc.errors import abort
+from splash_core.scheduling.limits import distinct_tokens
+from splash_core.scheduling.sequence import SeqState
+from splash_core.switch.manifest import SwitchMode
+
+_SWITCH_TIMEOUT_S = 90.0
+
+
+class ControlServicer(control_pb2_grpc.ControlServicer):
+    """Answers for one group."""
+
+    def __init__(self, blueprint: GroupBlueprint, leader: GroupLeader) -> None:
+        self._blueprint = blueprint
+        self._leader = leader
+        self._ranks: tuple[rank_pb2.RankReady, ...] = ()
+
+    def ranks_ready(self, ranks: tuple[rank_pb2.RankReady, ...]) -> None:
+        """The ranks are up; from now on the group can be described."""
+        self._ranks = ranks
+
+    async def Describe(
+        self, request: control_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GroupDescription:
+        """What does not change during an incarnation."""
+        del request
+        if not self._ranks:
+            await abort(context, Unavailable(f"group {self._blueprint.group} is starting"))
+        blueprint = self._blueprint
+        limit = self._leader.scheduler.max_request_tokens
+        return control_pb2.GroupDescription(
+            group=blueprint.group,
+            phase=blueprint.phase.value,
+            incarnation=blueprint.incarnation,
+            abi=abi_to_pb(blueprint.abi),
+            ranks=[rank.address for rank in self._ranks],
+            max_model_len=limit,
+            max_request_tokens=limit,
+            layouts=[self._feasibility(layout) for layout in Layout],
+            model=blueprint.model_name,
+        )
+
+    def _feasibility(self, layout: Layout) -> control_pb2.LayoutFeasibility:
+        reason = self._blueprint.infeasible.get(layout, "")
+        return control_pb2.LayoutFeasibility(
+            layout=layout.value,
+            feasible=not reason,
+            reason=reason,
+            distinct_tokens=0 if reason else distinct_tokens(self._blueprint.arena, layout),
+        )
+
+    async def GetState(
+        self, request: control_pb2.StateRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GroupState:
+        """Load and liveness now."""
+        del request, context
+        leader, scheduler = self._leader, self._leader.scheduler
+        tokens = scheduler.kv_tokens()
+        waiting = scheduler.count(SeqState.WAITING)
+        return control_pb2.GroupState(
+            group=self._blueprint.group,
+            phase=self._blueprint.phase.value,
+            state=leader.condition.value,
+            layout=scheduler.layout.value,
+            layout_epoch=scheduler.epoch,
+            incarnation=self._blueprint.incarnation,
+            ranks=self._blueprint.settings.ranks,
+            steps=scheduler.num_steps,
+            running=scheduler.count() - waiting,
+            waiting=waiting + len(leader.queued()),
+            kv_tokens_used=tokens.used,
+            kv_tokens_total=tokens.total,
+            kv_tokens_projected=tokens.projected,
+            step_age_s=leader.step_age_s,
+            failure=str(leader.failure or ""),
+        )
+
+    async def SetLayout(
+        self, request: control_pb2.SetLayoutRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.SetLayoutResult:
+        """Switch, and answer when it is done."""
+        try:
+            outcome = await self._set_layout(request)
+        except SplashError as error:
+            await abort(context, error)
+            raise
+        return control_pb2.SetLayoutResult(
+            group=self._blueprint.group,
+            from_layout=outcome.layout_from.value,
+            to_layout=outcome.layout_to.value,
+            layout_epoch=outcome.epoch,
+            mode=outcome.mode,
+            exposed_ms=outcome.exposed_ms,
+            bytes=outcome.bytes_received,
+        )
+
+    async def _set_layout(self, request: control_pb2.SetLayoutRequest) -> SwitchOutcome:
+        leader = self._leader
+        if leader.failure is not None:
+            raise leader.failure
+        if leader.condition is GroupCondition.STARTING:
+            raise Unavailable("the group is starting; try again when it is ready")
+        layout = parse_layout(request.layout)
+        mode = parse_mode(request.mode)
+        answer = leader.steering.set_layout(layout, mode, hold_s=request.hold_s or 60.0)
+        leader.wake()
+        try:
+            async with asyncio.timeout(_SWITCH_TIMEOUT_S):
+                return await answer
+        except TimeoutError:
+            raise Unavailable(f"the switch to {layout} was not done within {_SWITCH_TIMEOUT_S:g} s") from None
+
+    async def Pin(
+        self, request: control_pb2.PinRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.PinResult:
+        """Hold a layout until unpinned (an empty layout)."""
+        layout: Layout | None = None
+        if request.layout:
+            try:
+                layout = parse_layout(request.layout)
+                reason = self._blueprint.infeasible.get(layout)
+                if reason is not None:
+                    raise InvalidRequest(f"layout {layout} is not feasible: {reason}", param="layout")
+            except SplashError as error:
+                await abort(context, error)
+        self._leader.steering.pin(layout)
+        self._leader.wake()
+        return control_pb2.PinResult(group=self._blueprint.group, pinned=layout.value if layout else "")
+
+    async def Decisions(
+        self, request: control_pb2.DecisionsRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.DecisionsResult:
+        """The newest decision records."""
+        del context
+        records = self._leader.steering.decisions(request.last)
+        return control_pb2.DecisionsResult(records=[json.dumps(record.to_json()) for record in records])
+
+    async def Audit(
+        self, request: control_pb2.AuditRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.GroupAudit:
+        """Every slot and every lease."""
+        del request, context
+        audit = self._leader.scheduler.audit()
+        return control_pb2.GroupAudit(
+            group=audit.group,
+            phase=self._blueprint.phase.value,
+            layout=audit.layout.value,
+            layout_epoch=audit.epoch,
+            ranks=[
+                control_pb2.RankAudit(
+                    rank=rank.rank,
+                    slots=rank.slots,
+                    free=rank.free,
+                    weights=rank.weights,
+                    kv=rank.kv,
+                    quarantined=rank.quarantined,
+                )
+                for rank in audit.ranks
+            ],
+            leases=[
+                control_pb2.LeaseAudit(
+                    lease=lease.lease,
+                    state=lease.state.value,
+                    owner=lease.owner,
+                    writer=lease.writer,
+                    pages=lease.pages,
+                    age_s=lease.age_s,
+                )
+                for lease in audit.leases
+            ],
+            borrowed_pages_used=audit.borrowed_pages_used,
+            pages_held=audit.pages_held,
+        )
+
+    async def Drain(
+        self, request: control_pb2.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.DrainResult:
+        """Refuse new requests, finish those running, then answer."""
+        del context
+        left = await self._leader.drain(request.deadline_s or 30.0)
+        return control_pb2.DrainResult(drained=left == 0, left=left)
+
+
+def parse_layout(name: str) -> Layout:
+    """A layout by name; raises `InvalidRequest` with the known ones."""
+    try:
+        return Layout(name.upper())
+    except ValueError:
+        known = ", ".join(Layout)
+        raise InvalidRequest(f"layout {name!r} is not one of {known}", param="layout") from None
+
+
+def parse_mode(name: str) -> SwitchMode:
+    """A switch mode by name (empty: the default); raises `InvalidRequest` with the known ones."""
+    try:
+        return SwitchMode(name or SwitchMode.OVERLAPPED)
+    except ValueError:
+        known = ", ".join(SwitchMode)
+        raise InvalidRequest(f"mode {name!r} is not one of {known}", param="mode") from None

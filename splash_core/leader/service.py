@@ -1,0 +1,251 @@
+"""The life of a leader process: start ranks, serve, drain or fail, exit.
+
+    starting   the port answers; Describe says "starting"; ranks load
+    ready      the ready file exists; requests run
+    draining   after SIGTERM or SIGINT: no new requests, those running finish
+    failed     a rank died or hung: every open request hears GroupFailed, then the process exits 1
+
+Invariant: the process ends in bounded time in each of these, and no rank process outlives it.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from splash_core.errors import ConfigError, GroupFailed, SplashError
+from splash_core.ids import RankId
+from splash_core.leader.build import GroupBlueprint, threads_per_rank
+from splash_core.leader.control import ControlServicer
+from splash_core.leader.leader import GroupLeader
+from splash_core.leader.pace import StepPace
+from splash_core.leader.ranks import RankPool
+from splash_core.leader.steering import Steering
+from splash_core.pb import control_pb2_grpc, rank_pb2
+from splash_core.rpc.link import LeaderLink, ipc_address
+from splash_core.rpc.rank_config import RankConfig
+
+_log = logging.getLogger("splash.leader")
+_FAREWELL_S = 1.0
+"""After a failure, how long open calls get to carry the error to their callers."""
+_MAX_FOLDER = 80
+MAX_MESSAGE_BYTES = 512 << 20
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class PhaseService(Protocol):
+    """What a phase adds to a group: its gRPC service and its part at start and end."""
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Register the phase's servicer."""
+        ...
+
+    def ready(self, ranks: tuple[rank_pb2.RankReady, ...], address: str) -> None:
+        """The group becomes ready; others reach it at `address`."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections; handovers under way have ended."""
+        ...
+
+
+class WallClock:
+    """Seconds since the epoch that never go back: the wall clock at start plus monotonic time."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        """Now."""
+        return self._offset + time.monotonic()
+
+
+class GroupProcess:
+    """One leader process."""
+
+    def __init__(
+        self, blueprint: GroupBlueprint, make_phase: Callable[[GroupBlueprint, GroupLeader], PhaseService]
+    ) -> None:
+        self._blueprint = blueprint
+        self._make_phase = make_phase
+        settings = blueprint.settings
+        self._folder = Path(settings.run_dir) / blueprint.group
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._ready_file = Path(settings.run_dir) / f"{blueprint.group}.ready"
+        self._ready_file.unlink(missing_ok=True)
+        wanted = Path(settings.socket_dir) / blueprint.group if settings.socket_dir else self._folder
+        self._own_sockets = len(str(wanted)) > _MAX_FOLDER
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="splash-")) if self._own_sockets else wanted
+        self._socket_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.address = ""
+
+    async def run(self) -> int:
+        """Serve until told to stop; returns the exit code."""
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, asked.set)
+        link = LeaderLink(self._link_address())
+        ranks = RankPool(
+            self._rank_config(link.address), link, local_ranks=self._local_ranks(), folder=self._folder
+        )
+        leader = self._leader(ranks)
+        control = ControlServicer(self._blueprint, leader)
+        phase = self._make_phase(self._blueprint, leader)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        control_pb2_grpc.add_ControlServicer_to_server(control, server)
+        phase.attach(server)
+        try:
+            await self._listen(server)
+            return await self._live(leader, ranks, control, phase, server, asked)
+        finally:
+            await server.stop(0)
+            await ranks.stop()
+            await phase.close()
+            link.close()
+            self._ready_file.unlink(missing_ok=True)
+            if self._own_sockets:
+                shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    async def _live(
+        self,
+        leader: GroupLeader,
+        ranks: RankPool,
+        control: ControlServicer,
+        phase: PhaseService,
+        server: grpc.aio.Server,
+        asked: asyncio.Event,
+    ) -> int:
+        settings = self._blueprint.settings
+        starting = asyncio.create_task(
+            ranks.start(parent_pid=os.getpid(), timeout_s=settings.start_timeout_s)
+        )
+        stop = asyncio.create_task(asked.wait())
+        await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return 0
+        try:
+            ready = starting.result()
+        except GroupFailed as error:
+            leader.fail(error)
+            return 1
+        phase.ready(ready, settings.advertise or self.address)
+        control.ranks_ready(ready)
+        running = asyncio.create_task(leader.run())
+        self._announce()
+        await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            _log.info("draining")
+            left = await leader.drain(settings.drain_timeout_s)
+            if left:
+                _log.warning("%d requests were still open after %g s", left, settings.drain_timeout_s)
+            leader.stop()
+        try:
+            await running
+        except SplashError as error:
+            _log.error("%s", error)
+            await server.stop(_FAREWELL_S)
+            return 1
+        stop.cancel()
+        return 0
+
+    def _leader(self, ranks: RankPool) -> GroupLeader:
+        blueprint = self._blueprint
+        clock = WallClock()
+        scheduler = blueprint.scheduler(clock)
+        pace = StepPace()
+        steering = Steering(
+            scheduler,
+            model=blueprint.cost_model(),
+            policy=blueprint.policy,
+            enabled=blueprint.policy_enabled,
+            pace=pace,
+            clock=clock,
+        )
+        return GroupLeader(scheduler, ranks, steering, pace, step_timeout_s=blueprint.settings.step_timeout_s)
+
+    async def _listen(self, server: grpc.aio.Server) -> None:
+        settings = self._blueprint.settings
+        wanted = settings.listen or f"{settings.host}:{settings.port}"
+        try:
+            port = server.add_insecure_port(wanted)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {wanted}: {error}; choose another --port, or 0 for a free one"
+            ) from error
+        self.address = wanted if wanted.startswith("unix:") else f"{settings.host}:{port}"
+        await server.start()
+
+    def _announce(self) -> None:
+        line = {"group": self._blueprint.group, "address": self.address, "pid": os.getpid()}
+        draft = self._ready_file.with_suffix(".draft")
+        draft.write_text(json.dumps(line))
+        draft.rename(self._ready_file)
+        _log.info("ready on %s, layout %s", self.address, self._blueprint.layout)
+
+    def _link_address(self) -> str:
+        settings = self._blueprint.settings
+        return f"tcp://{settings.rendezvous}" if settings.nnodes > 1 else ipc_address(self._socket_dir)
+
+    def _local_ranks(self) -> tuple[RankId, ...]:
+        settings = self._blueprint.settings
+        return local_ranks(settings.ranks, nodes=settings.nnodes, node=settings.node_rank)
+
+    def _rank_config(self, link: str) -> RankConfig:
+        blueprint, settings = self._blueprint, self._blueprint.settings
+        return RankConfig(
+            group=blueprint.group,
+            engine=settings.engine,
+            checkpoint=str(blueprint.checkpoint),
+            model_name=blueprint.spec.name,
+            num_ranks=settings.ranks,
+            layout=blueprint.layout,
+            dtype=blueprint.dtype,
+            page_size=settings.page_size,
+            arena_bytes=blueprint.arena.arena_bytes,
+            staging_bytes=settings.staging_bytes,
+            link=link,
+            rendezvous=self._rendezvous(),
+            log_dir=str(self._folder),
+            log_format=settings.log_format,
+            threads=threads_per_rank(settings.host_ranks or len(self._local_ranks())),
+            fake_step_s=settings.fake_step_s,
+        )
+
+    def _rendezvous(self) -> str:
+        settings = self._blueprint.settings
+        if settings.nnodes == 1:
+            meeting = self._folder / f"meet-{self._blueprint.incarnation}"
+            return f"file://{meeting.resolve()}"
+        host, _, port = settings.rendezvous.rpartition(":")
+        return f"tcp://{host}:{int(port) + 1}"
+
+
+def local_ranks(num_ranks: int, *, nodes: int, node: int) -> tuple[RankId, ...]:
+    """The ranks of one node: consecutive, counts differing by at most one.
+
+    Raises:
+        ConfigError: there is no such node, or more nodes than ranks.
+    """
+    if not 0 <= node < nodes <= num_ranks:
+        raise ConfigError(
+            f"--node-rank {node} of --nnodes {nodes} with --ranks {num_ranks}: "
+            "need 0 ≤ node-rank < nnodes ≤ ranks"
+        )
+    base, more = divmod(num_ranks, nodes)
+    first = node * base + min(node, more)
+    return tuple(RankId(rank) for rank in range(first, first + base + (node < more)))

@@ -1,0 +1,199 @@
+"""Who moves a group between layouts: the operator first, then the policy; every decision is recorded.
+
+Everything here happens at step boundaries, called by the leader's loop. Invariant: at most one switch is
+wished for at a time, and whoever asked for it gets exactly one answer: done, or refused, with the numbers.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from splash_core.cost.model import CostModel
+from splash_core.errors import Conflict, SplashError
+from splash_core.layout.layout import Layout
+from splash_core.leader.pace import StepPace
+from splash_core.policy.config import PolicyConfig
+from splash_core.policy.decision import Decision
+from splash_core.policy.log import DecisionLog
+from splash_core.policy.snapshot import Snapshot
+from splash_core.policy.state import PolicyState
+from splash_core.policy.switching import decide, refused
+from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
+from splash_core.scheduling.group import GroupScheduler
+from splash_core.scheduling.step import StepPlan
+from splash_core.switch.manifest import Refusal, SwitchMode
+
+_DEFERRED_LIMIT_S = 30.0
+"""A switch that waits this long for pages in use outside is refused with the numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchOutcome:
+    """An executed switch."""
+
+    layout_from: Layout
+    layout_to: Layout
+    epoch: int
+    mode: str
+    """Empty when nothing moved."""
+    exposed_ms: float
+    bytes_received: int
+
+
+@dataclass(slots=True)
+class _Wish:
+    layout: Layout
+    mode: SwitchMode
+    since: float
+    answer: "asyncio.Future[SwitchOutcome]"
+
+
+def refusal_text(refusal: Refusal) -> str:
+    """A refusal with its numbers, in one line."""
+    where = "" if refusal.rank is None else f"; rank {refusal.rank}"
+    if refusal.needed_slots is not None:
+        where += f" needs {refusal.needed_slots} slots, {refusal.free_slots} are free"
+    return f"{refusal.layout_from} → {refusal.layout_to} is refused: {refusal.reason}{where}"
+
+
+class Steering:
+    """Switch requests, pins and the policy of one group."""
+
+    def __init__(
+        self,
+        scheduler: GroupScheduler,
+        *,
+        model: CostModel,
+        policy: PolicyConfig,
+        enabled: bool,
+        pace: StepPace,
+        clock: Callable[[], float],
+        interval_s: float = 0.25,
+    ) -> None:
+        self._scheduler = scheduler
+        self._model = model
+        self._policy = policy
+        self._enabled = enabled
+        self._pace = pace
+        self._clock = clock
+        self._interval_s = interval_s
+        self._state = PolicyState()
+        self._log = DecisionLog()
+        self._wish: _Wish | None = None
+        self._next_tick = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """True while a switch is wished for."""
+        return self._wish is not None
+
+    @property
+    def pinned(self) -> Layout | None:
+        """The layout that an operator holds the group in."""
+        return self._state.pinned
+
+    @property
+    def watches(self) -> bool:
+        """True when an idle group must still look around now and then."""
+        return self.pending or self._state.pinned is not None
+
+    def decisions(self, last: int) -> tuple[Decision, ...]:
+        """The newest records, oldest first; all of them for 0."""
+        return self._log.last(last or None)
+
+    def set_layout(
+        self, layout: Layout, mode: SwitchMode, *, hold_s: float
+    ) -> "asyncio.Future[SwitchOutcome]":
+        """Wish for a layout now, and hold the policy off for `hold_s`.
+
+        Raises:
+            Conflict: the group is pinned elsewhere, or another switch is under way.
+        """
+        pinned = self._state.pinned
+        if pinned is not None and pinned is not layout:
+            raise Conflict(f"the group is pinned to {pinned}; unpin it first")
+        if self._wish is not None:
+            raise Conflict(f"a switch to {self._wish.layout} is under way; ask for {layout} after it")
+        now = self._clock()
+        self._state = self._state.with_manual_switch(now, hold_s=hold_s)
+        self._wish = _Wish(layout, mode, now, asyncio.get_running_loop().create_future())
+        return self._wish.answer
+
+    def pin(self, layout: Layout | None) -> None:
+        """Hold the group in a layout from the next boundary on; None gives it back to the policy."""
+        self._state = self._state.with_pin(layout)
+        self._next_tick = 0.0
+
+    def at_boundary(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Pursue a wish, else let the policy look, if it is time."""
+        if self._wish is not None:
+            self._pursue(self._wish)
+            return
+        now = self._clock()
+        if now < self._next_tick or not (self._enabled or self._state.pinned is not None):
+            return
+        self._next_tick = now + self._interval_s
+        decision, state = decide(snapshot(), self._model, self._policy, self._state)
+        self._state = state
+        if decision.switches:
+            outcome = self._scheduler.request_switch(decision.layout_to)
+            if isinstance(outcome, Refusal):
+                decision = refused(decision, refusal_text(outcome))
+            elif isinstance(outcome, SwitchDeferred):
+                decision = refused(decision, f"deferred: {refusal_text(outcome.refusal)}")
+        self._log.add(decision)
+
+    def on_switched(self, event: SwitchedEvent, plan: StepPlan) -> None:
+        """A switch was executed with `plan`."""
+        self._pace.forget()
+        exposed_s = self._pace.exposed_s(plan, event.step_s)
+        self._answer(event, exposed_s)
+
+    def on_refused(self, event: SwitchRefusedEvent) -> None:
+        """The planner refused at the boundary what it had accepted before."""
+        if self._wish is not None and not event.retry:
+            self._refuse(Conflict(refusal_text(event.refusal)))
+
+    def fail(self, error: SplashError) -> None:
+        """The group has ended."""
+        if self._wish is not None:
+            self._refuse(error)
+
+    def _pursue(self, wish: _Wish) -> None:
+        if wish.answer.done():
+            # Whoever asked has gone; what is scheduled already will happen, nothing new is asked for.
+            self._wish = None
+            return
+        try:
+            outcome = self._scheduler.request_switch(wish.layout, wish.mode)
+        except Conflict as error:
+            self._refuse(error)
+            return
+        if isinstance(outcome, SwitchedEvent):
+            self._answer(replace(outcome, mode=wish.mode), 0.0)
+        elif isinstance(outcome, Refusal):
+            self._refuse(Conflict(refusal_text(outcome)))
+        elif isinstance(outcome, SwitchDeferred) and self._clock() - wish.since > _DEFERRED_LIMIT_S:
+            self._refuse(Conflict(f"{refusal_text(outcome.refusal)}; waited {_DEFERRED_LIMIT_S:g} s"))
+
+    def _answer(self, event: SwitchedEvent, exposed_s: float) -> None:
+        wish = self._wish
+        if wish is None or wish.layout is not event.layout_to:
+            return
+        self._wish = None
+        moved = event.layout_from is not event.layout_to
+        outcome = SwitchOutcome(
+            layout_from=event.layout_from,
+            layout_to=event.layout_to,
+            epoch=event.epoch,
+            mode=event.mode.value if moved else "",
+            exposed_ms=exposed_s * 1e3,
+            bytes_received=event.bytes_received,
+        )
+        if not wish.answer.done():
+            wish.answer.set_result(outcome)
+
+    def _refuse(self, error: SplashError) -> None:
+        wish, self._wish = self._wish, None
+        if wish is not None and not wish.answer.done():
+            wish.answer.set_exception(error)

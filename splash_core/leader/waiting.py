@@ -1,0 +1,134 @@
+"""The bounded first-in-first-out queue in front of a decode group's pages.
+
+Invariant: a request waits in exactly one place, in order of arrival, until it is granted, refused or leaves;
+beyond the bound a new one is refused at once with a time to come back.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from splash_core.errors import Overloaded, SplashError
+from splash_core.ids import RequestId
+from splash_core.policy.snapshot import WaitingSequence
+from splash_core.scheduling.leases import Grant
+from splash_core.spec.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request that wants pages."""
+
+    request_id: RequestId
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    arrival: Arrival
+    grant: "asyncio.Future[Grant]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class WaitingRoom:
+    """Requests of one group that wait for pages.
+
+    Args:
+        reserve: tries to lease pages; None means not now; may raise an error of the request.
+        give_back: called with a grant that nobody waits for any more.
+        max_requests: most waiting requests.
+        max_tokens: most prompt tokens of all waiting requests.
+    """
+
+    def __init__(
+        self,
+        reserve: Callable[[Arrival], Grant | None],
+        give_back: Callable[[Grant], None],
+        *,
+        max_requests: int,
+        max_tokens: int,
+    ) -> None:
+        self._reserve = reserve
+        self._give_back = give_back
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._waiters: deque[_Waiter] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of all waiting requests."""
+        return sum(len(waiter.arrival.prompt) for waiter in self._waiters)
+
+    def queued(self) -> tuple[WaitingSequence, ...]:
+        """What a policy may see of the queue."""
+        return tuple(
+            WaitingSequence(
+                prompt_tokens=len(waiter.arrival.prompt),
+                projected_output=waiter.arrival.sampling.max_tokens,
+            )
+            for waiter in self._waiters
+        )
+
+    async def admit(self, arrival: Arrival) -> Grant:
+        """Wait for pages.
+
+        Raises:
+            Overloaded: the queue is full; carries the time to come back.
+            ContextTooLong: the request can never fit.
+        """
+        check_room(
+            waiting=len(self), tokens=self.tokens, new_tokens=len(arrival.prompt),
+            max_requests=self._max_requests, max_tokens=self._max_tokens,
+        )  # fmt: skip
+        waiter = _Waiter(arrival)
+        self._waiters.append(waiter)
+        self.pump()
+        try:
+            return await waiter.grant
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                self.pump()
+            elif waiter.grant.done() and not waiter.grant.cancelled() and waiter.grant.exception() is None:
+                # Granted in the same moment: nobody will use it.
+                self._give_back(waiter.grant.result())
+            raise
+
+    def pump(self) -> None:
+        """Serve the head of the queue for as long as there is room."""
+        while self._waiters:
+            waiter = self._waiters[0]
+            try:
+                grant = self._reserve(waiter.arrival)
+            except SplashError as error:
+                self._waiters.popleft()
+                waiter.grant.set_exception(error)
+                continue
+            if grant is None:
+                return
+            self._waiters.popleft()
+            waiter.grant.set_result(grant)
+
+    def fail(self, error: SplashError) -> None:
+        """Refuse everybody that waits."""
+        while self._waiters:
+            self._waiters.popleft().grant.set_exception(error)
+
+
+def check_room(*, waiting: int, tokens: int, new_tokens: int, max_requests: int, max_tokens: int) -> None:
+    """Return if one more request may wait; an empty queue takes any request.
+
+    Raises:
+        Overloaded: with the bound that is reached.
+    """
+    if waiting >= max_requests:
+        raise Overloaded(f"{waiting} requests wait, the limit is {max_requests}", retry_after_s=1.0)
+    if waiting and tokens + new_tokens > max_tokens:
+        raise Overloaded(
+            f"{tokens} prompt tokens wait and {new_tokens} more exceed the limit of {max_tokens}",
+            retry_after_s=1.0,
+        )

@@ -1,0 +1,80 @@
+"""The wire between a group's leader and its ranks: protobuf frames over ZeroMQ, never pickle.
+
+The leader binds one ROUTER socket; each rank connects a DEALER whose identity is its number. Messages to
+one rank arrive in the order they were sent, which is what keeps collectives in the same order on all ranks.
+"""
+
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from splash_core.errors import GroupFailed
+from splash_core.ids import RankId
+from splash_core.pb import rank_pb2
+
+MAX_SOCKET_PATH = 100
+"""Longest path of a Unix socket (107 on Linux, less room for the transport's suffix)."""
+
+
+class LeaderLink:
+    """The leader's end (asyncio)."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        # Without it a frame to a rank that is not connected would vanish and the step would hang.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.bind(address)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    async def send(self, rank: RankId, message: rank_pb2.ToRank) -> None:
+        """Send one frame to a rank; raises `GroupFailed` when the rank is not connected."""
+        try:
+            await self._socket.send_multipart([str(rank).encode(), message.SerializeToString()])
+        except zmq.ZMQError as error:
+            raise GroupFailed(f"rank {rank} is not connected: {error}") from error
+
+    async def receive(self) -> tuple[RankId, rank_pb2.FromRank]:
+        """The next frame from any rank."""
+        identity, frame = await self._socket.recv_multipart()
+        return RankId(int(identity)), rank_pb2.FromRank.FromString(frame)
+
+    def close(self) -> None:
+        """Drop the connection and everything queued."""
+        self._socket.close()
+        self._context.term()
+
+
+class RankLink:
+    """A rank's end (blocking)."""
+
+    def __init__(self, address: str, rank: RankId) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, str(rank).encode())
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(address)
+
+    def receive(self, timeout_s: float) -> rank_pb2.ToRank | None:
+        """The next frame from the leader, or None when none came within `timeout_s`."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return None
+        return rank_pb2.ToRank.FromString(self._socket.recv())
+
+    def send(self, message: rank_pb2.FromRank) -> None:
+        """Send one frame to the leader."""
+        self._socket.send(message.SerializeToString())
+
+    def close(self) -> None:
+        """Deliver what is queued (for at most a second) and close."""
+        self._socket.close()
+        self._context.term()
+
+
+def ipc_address(folder: Path) -> str:
+    """Where a leader listens for ranks of its own host."""
+    return f"ipc://{folder / 'leader.sock'}"

@@ -1,0 +1,53 @@
+"""What a leader tells its rank processes before the first frame: one JSON file for the whole group.
+
+All ranks read the same file, so ranks cannot disagree on a size; only the rank's number is an argument.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from splash_core.layout.layout import Layout
+
+ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
+"""Bytes per number of weights and KV, by the name of the type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankConfig:
+    """The start-up parameters of a group's ranks."""
+
+    group: str
+    engine: str
+    """`torch`, or `fake` (no weights)."""
+    checkpoint: str
+    """Folder of the weights."""
+    model_name: str
+    """The model's name in the KV ABI."""
+    num_ranks: int
+    layout: Layout
+    dtype: str
+    """fp32, fp64 or bf16."""
+    page_size: int
+    arena_bytes: int
+    staging_bytes: int
+    link: str
+    """ZeroMQ address of the leader."""
+    rendezvous: str
+    """Where the ranks meet for collectives: `file:///…` on one host, `tcp://host:port` over several."""
+    log_dir: str
+    log_format: str
+    threads: int
+    fake_step_s: float = 0.0
+    """How long a fake engine's step takes."""
+
+    def write(self, path: Path) -> None:
+        """Store as JSON."""
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+
+    @classmethod
+    def read(cls, path: Path) -> "RankConfig":
+        """Load what `write` stored."""
+        raw = json.loads(path.read_text())
+        return cls(**raw | {"layout": Layout(raw["layout"])})
