@@ -2,7 +2,7 @@
 
 Pure arithmetic over explicit inputs; (1)-(6) name the design's equations. Invariant: bytes are those of
 what is *stored*, so scales and second copies of a matrix belong into `projection_bytes`, and an indexer's
-keys into `token_bytes`.
+keys into `token_bytes` (`cost.precision` counts both).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,45 +10,8 @@ from dataclasses import dataclass
 
 from splash_core.ids import PageId, RankId
 from splash_core.layout.layout import RULES, KvHistory, Layout, Matrix, Projection
-from splash_core.layout.slots import MatrixPlace, can_shard, matrix_elements, place_matrices
+from splash_core.layout.slots import MatrixPlace, can_shard, place_matrices
 from splash_core.spec.model import ModelSpec
-
-
-def projection_bytes(spec: ModelSpec, stored: Mapping[Matrix, Sequence[float]]) -> dict[Matrix, int]:
-    """Bytes of one layer's projections, all heads.
-
-    Args:
-        spec: the model.
-        stored: for each matrix, bytes per element of every copy that is kept: `(2,)` for BF16, `(1, 2)` for
-            an FP8 matrix with a BF16 copy for absorption, `(1 + 4 / 128**2,)` for FP8 with block scales.
-    """
-    return {matrix: round(matrix_elements(spec, matrix) * sum(stored[matrix])) for matrix in Matrix}
-
-
-def kv_row_bytes(
-    spec: ModelSpec,
-    *,
-    latent_bytes: int,
-    rope_bytes: int,
-    index_bytes: int,
-    scale_block: int | None = None,
-    scale_bytes: int = 4,
-) -> int:
-    """κ: bytes of one token's KV row in one layer, the indexer's key included where there is one.
-
-    Args:
-        spec: the model.
-        latent_bytes: bytes per number of c_kv.
-        rope_bytes: bytes per number of k_rope.
-        index_bytes: bytes per number of the indexer's key.
-        scale_block: numbers that share one scale in c_kv and in the indexer's key; None without scales.
-        scale_bytes: bytes of a scale.
-    """
-    index_dim = 0 if spec.indexer is None else spec.indexer.head_dim
-    row = spec.kv_lora_rank * latent_bytes + spec.rope_dim * rope_bytes + index_dim * index_bytes
-    if scale_block is not None:
-        row += (-(-spec.kv_lora_rank // scale_block) + -(-index_dim // scale_block)) * scale_bytes
-    return row
 
 
 def missing_pages(

@@ -1,0 +1,88 @@
+"""Which layouts are feasible, and the numbers in the refusals."""
+
+from dataclasses import replace
+
+import pytest
+
+from splash_core.layout.catalog import FeasibleLayout, InfeasibleLayout, catalog_of_arena, catalog_of_memory
+from splash_core.layout.layout import Layout, Matrix
+from splash_core.layout.memory import MemoryAccount
+from splash_core.layout.slots import ArenaMap, matrix_elements
+from splash_core.spec.catalogue import named_spec
+from splash_core.units import GIB, MIB
+
+SPEC = replace(named_spec("deepseek-v3"), max_positions=1 << 24)
+
+
+def arena(*, heads: int = 128, num_ranks: int = 4) -> ArenaMap:
+    spec = replace(SPEC, heads=heads)
+    return ArenaMap.build(spec, num_ranks=num_ranks, page_size=64, elem_bytes=2, arena_bytes=40 * GIB)
+
+
+def account(*, heads: int = 128, num_ranks: int = 4, hbm_bytes: int = 140 * GIB) -> MemoryAccount:
+    spec = replace(SPEC, heads=heads)
+    return MemoryAccount(
+        spec=spec,
+        num_ranks=num_ranks,
+        page_size=64,
+        projection_bytes={matrix: 2 * matrix_elements(spec, matrix) for matrix in Matrix},
+        token_bytes=spec.num_mla_layers * spec.kv_row * 2,
+        hbm_bytes=hbm_bytes,
+        fraction=0.85,
+        staging_bytes=256 * MIB,
+        other_bytes=dict.fromkeys(Layout, 60 * GIB),
+    )
+
+
+def test_an_arena_holds_what_its_slots_hold() -> None:
+    slots = arena()
+    small, large = len(slots.ordinary) * 64, (len(slots.ordinary) + len(slots.borrowed)) * 64
+    assert large > small
+    assert dict(catalog_of_arena(SPEC, slots)) == {
+        Layout.TP: FeasibleLayout(layout=Layout.TP, distinct_tokens=large, longest_context=large),
+        Layout.CP: FeasibleLayout(layout=Layout.CP, distinct_tokens=4 * small, longest_context=4 * small),
+        Layout.DP: FeasibleLayout(layout=Layout.DP, distinct_tokens=4 * small, longest_context=small),
+        Layout.DOP: FeasibleLayout(layout=Layout.DOP, distinct_tokens=4 * large, longest_context=large),
+    }
+
+
+def test_positions_bound_the_context() -> None:
+    short = replace(SPEC, max_positions=1000)
+    for verdict in catalog_of_arena(short, arena()).values():
+        assert isinstance(verdict, FeasibleLayout)
+        assert verdict.longest_context == 1000
+
+
+@pytest.mark.parametrize("of_memory", [False, True])
+def test_heads_that_do_not_split_rule_out_sharding_and_say_what_would_do(of_memory: bool) -> None:
+    spec = replace(SPEC, heads=6)
+    verdicts = (
+        catalog_of_memory(account(heads=6, num_ranks=4))
+        if of_memory
+        else catalog_of_arena(spec, arena(heads=6))
+    )
+    for layout in (Layout.TP, Layout.DOP):
+        verdict = verdicts[layout]
+        assert isinstance(verdict, InfeasibleLayout)
+        assert "6 heads do not split over 4 ranks; use 3 ranks" in verdict.reason
+    assert isinstance(verdicts[Layout.DP], FeasibleLayout)
+    assert isinstance(verdicts[Layout.CP], FeasibleLayout)
+
+
+def test_memory_rules_out_replicated_projections_first() -> None:
+    # 61 layers of 328 MiB of projections: 19.5 GiB a rank replicated, 4.9 GiB sharded over four.
+    verdicts = catalog_of_memory(account(hbm_bytes=88 * GIB))
+    assert isinstance(verdicts[Layout.TP], FeasibleLayout)
+    assert isinstance(verdicts[Layout.DOP], FeasibleLayout)
+    for layout in (Layout.DP, Layout.CP):
+        verdict = verdicts[layout]
+        assert isinstance(verdict, InfeasibleLayout)
+        assert "19.54 GiB of projections" in verdict.reason
+        assert "85% of 88.00 GiB less 256.00 MiB of staging is 74.55 GiB" in verdict.reason
+
+
+def test_one_rank_runs_every_layout_alike() -> None:
+    verdicts = list(catalog_of_memory(account(num_ranks=1)).values())
+    assert all(isinstance(verdict, FeasibleLayout) for verdict in verdicts)
+    sizes = {verdict.distinct_tokens for verdict in verdicts if isinstance(verdict, FeasibleLayout)}
+    assert len(sizes) == 1

@@ -1,0 +1,152 @@
+"""The memory account (1)-(6) against figures that the design and the paper state, and against arenas."""
+
+from dataclasses import replace
+
+import pytest
+
+from splash_core.cost.precision import Precision, named_precision
+from splash_core.ids import PageId, RankId
+from splash_core.layout.layout import Layout, Matrix
+from splash_core.layout.memory import MemoryAccount, attention_buffer_bytes, dop_exchange_bytes, missing_pages
+from splash_core.layout.slots import ArenaMap
+from splash_core.spec.catalogue import named_spec
+from splash_core.spec.model import ModelSpec
+from splash_core.units import GIB, MIB
+
+SHARDED, REPLICATED = (Layout.TP, Layout.DOP), (Layout.CP, Layout.DP)
+FP8_WITHOUT_SCALES = Precision(name="fp8", weight_bytes=1, kv_b_bytes=3, activation_bytes=2, kv_bytes=1)
+
+
+def account(
+    spec: ModelSpec,
+    precision: Precision,
+    *,
+    num_ranks: int = 8,
+    page_size: int = 64,
+    hbm_bytes: int = 140 * GIB,
+    other_bytes: int = 60 * GIB,
+) -> MemoryAccount:
+    return MemoryAccount(
+        spec=spec,
+        num_ranks=num_ranks,
+        page_size=page_size,
+        projection_bytes={matrix: precision.matrix_bytes(spec, matrix) for matrix in Matrix},
+        token_bytes=precision.kv_token_bytes(spec),
+        hbm_bytes=hbm_bytes,
+        fraction=0.85,
+        staging_bytes=256 * MIB,
+        other_bytes=dict.fromkeys(Layout, other_bytes),
+    )
+
+
+def test_glm_5_misses_what_the_paper_says() -> None:
+    glm = account(named_spec("glm-5"), FP8_WITHOUT_SCALES)
+    assert glm.projection_bytes == {Matrix.Q_B: 32 * MIB, Matrix.KV_B: (14 + 28) * MIB, Matrix.O: 96 * MIB}
+    assert glm.missing_weights_per_layer(Layout.DOP, Layout.DP) == 148.75 * MIB
+    assert glm.missing_weights(Layout.DOP, Layout.DP) / GIB == pytest.approx(11.33, abs=0.005)
+    with_scales = account(named_spec("glm-5"), named_precision("fp8"))
+    assert with_scales.missing_weights(Layout.TP, Layout.CP) / GIB == pytest.approx(11.33, abs=0.01)
+
+
+def test_deepseek_v32_row_on_h200_has_788_bytes() -> None:
+    spec, fp8 = named_spec("deepseek-v3.2"), named_precision("fp8")
+    row = fp8.latent_row_bytes(spec) + fp8.index_row_bytes(spec)
+    assert row == 512 + 16 + 128 + 132 == 788
+    assert account(spec, fp8).page_bytes == 64 * 61 * 788
+
+
+def test_weights_are_missing_only_from_sharded_to_replicated() -> None:
+    v3 = account(named_spec("deepseek-v3"), named_precision("bf16"), num_ranks=4)
+    per_layer = 328 * MIB * 3 // 4
+    for before in Layout:
+        for after in Layout:
+            gathers = before in SHARDED and after in REPLICATED
+            assert v3.missing_weights_per_layer(before, after) == (per_layer if gathers else 0)
+            assert v3.missing_weights(before, after) == (61 * per_layer if gathers else 0)
+
+
+def test_missing_pages_are_wanted_less_held() -> None:
+    held = {PageId(0): (RankId(0),), PageId(1): (RankId(1), RankId(2)), PageId(2): (RankId(2),)}
+    wanted = {PageId(0): (RankId(0), RankId(1), RankId(2)), PageId(1): (RankId(0),)}
+    assert missing_pages(held, wanted, num_ranks=3) == (1, 1, 1)
+
+
+def test_dop_exchange_is_the_busiest_ranks() -> None:
+    spec = named_spec("deepseek-v3")
+    even = dop_exchange_bytes(spec, [16, 16, 16, 16], elem_bytes=2)
+    assert even == 2 * (16 * 96 * (2 * 512 + 64) + 48 * 1536)
+    skewed = dop_exchange_bytes(spec, [64, 0, 0, 0], elem_bytes=2)
+    assert skewed == 2 * (64 * 96 * (2 * 512 + 64) + 64 * 1536)
+    assert dop_exchange_bytes(spec, [64], elem_bytes=2) == 0
+
+
+def test_dop_chunk_on_one_owner_needs_what_the_design_says() -> None:
+    queries, outputs = attention_buffer_bytes(
+        named_spec("deepseek-v3"), Layout.DOP, num_ranks=8, chunk_tokens=16384, elem_bytes=2
+    )
+    assert queries / 1e9 == pytest.approx(2.4, abs=0.05)
+    assert outputs / 1e9 == pytest.approx(2.1, abs=0.05)
+
+
+def test_footprint_counts_weights_gaps_and_pages() -> None:
+    v3 = account(named_spec("deepseek-v3"), named_precision("bf16"))
+    assert v3.weights_bytes(Layout.DP) == 61 * 328 * MIB
+    assert v3.weights_bytes(Layout.DOP) == 61 * 41 * MIB
+    empty, ten, some = v3.footprint(Layout.DP, [0, 10, 3])
+    assert ten - empty == 10 * v3.page_bytes
+    assert some - empty == 3 * v3.page_bytes
+    assert empty == 60 * GIB + v3.weights_bytes(Layout.DP) + v3.gap_bytes(Layout.DP)
+    assert v3.gap_bytes(Layout.DP) / 1e9 == pytest.approx(0.4, abs=0.05)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_the_account_and_the_arena_agree(num_ranks: int) -> None:
+    spec = named_spec("deepseek-v3")
+    v3 = account(spec, named_precision("bf16"), num_ranks=num_ranks)
+    arena = ArenaMap.build(
+        spec, num_ranks=num_ranks, page_size=64, elem_bytes=2, arena_bytes=v3.budget_bytes - 60 * GIB
+    )
+    assert v3.page_bytes == arena.slot_bytes
+    assert v3.pool_pages(Layout.DP) == len(arena.ordinary)
+    assert v3.pool_pages(Layout.DOP) == len(arena.ordinary) + len(arena.borrowed)
+    assert v3.gap_bytes(Layout.DP) == arena.gap_bytes
+    assert v3.gap_bytes(Layout.DOP) == arena.lost_bytes
+
+
+def test_capacity_and_context_follow_the_history_rule() -> None:
+    v3 = account(named_spec("deepseek-v3"), named_precision("bf16"))
+    pool = {layout: v3.pool_pages(layout) * 64 for layout in Layout}
+    assert pool[Layout.TP] == pool[Layout.DOP] > pool[Layout.DP] == pool[Layout.CP]
+    assert v3.distinct_tokens(Layout.TP) == pool[Layout.TP]
+    for layout in (Layout.CP, Layout.DP, Layout.DOP):
+        assert v3.distinct_tokens(layout) == 8 * pool[layout]
+    for layout in (Layout.TP, Layout.DP, Layout.DOP):
+        assert v3.longest_context(layout) == pool[layout]
+    assert v3.longest_context(Layout.CP) == 8 * pool[Layout.CP]
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_feasible_holds_up_to_the_pool_and_not_beyond(layout: Layout) -> None:
+    v3 = account(named_spec("deepseek-v3"), named_precision("bf16"))
+    pages = v3.pool_pages(layout)
+    assert v3.feasible(layout, [pages] * 8)
+    assert not v3.feasible(layout, [*[0] * 7, pages + 1])
+
+
+def test_heads_that_do_not_split_are_not_sharded() -> None:
+    spec = replace(named_spec("deepseek-v3"), heads=6)
+    odd = account(spec, named_precision("bf16"), num_ranks=4)
+    assert not odd.can_run(Layout.TP)
+    assert not odd.feasible(Layout.DOP, [0] * 4)
+    assert odd.feasible(Layout.DP, [1] * 4)
+
+
+def test_layer_handover_saves_the_union() -> None:
+    v3 = account(named_spec("deepseek-v3"), named_precision("bf16"))
+    before, after, missing = [100] * 8, [90] * 8, [80] * 8
+    handed_over = v3.switch_peak(Layout.DOP, Layout.CP, pages_from=before, pages_to=after)
+    union = v3.switch_peak(Layout.DOP, Layout.CP, pages_from=before, pages_to=after, missing=missing)
+    staging = 256 * MIB
+    larger = max(v3.footprint(Layout.DOP, [100])[0], v3.footprint(Layout.CP, [90])[0])
+    assert handed_over == (larger + staging,) * 8
+    assert union == (v3.footprint(Layout.CP, [180])[0] + staging,) * 8
