@@ -1,0 +1,67 @@
+"""The arena's memory and its ABI: shared pages, fixed size, readable differences."""
+
+import mmap
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from splash_core.errors import ConfigError
+from splash_core.transport.abi import KvAbi, abi_diff
+from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.memory_server import MemoryServer, fetch_memory
+
+ABI = KvAbi(
+    version="1", dtype="fp32", page_size=4, layers=2, latent_dim=32, rope_dim=8, rope="", scale="", model="m"
+)
+
+
+def test_equal_abis_have_no_difference() -> None:
+    assert abi_diff(ABI, replace(ABI)) == []
+
+
+def test_each_differing_field_is_one_line() -> None:
+    assert abi_diff(ABI, replace(ABI, layers=3, dtype="bf16")) == [
+        "dtype: ours 'fp32', theirs 'bf16'",
+        "layers: ours 2, theirs 3",
+    ]
+
+
+def test_memory_starts_as_zeros_and_views_outlive_the_descriptor() -> None:
+    memory = ArenaMemory(10_000)
+    view_N = memory.bytes_B[:8000].view(torch.float32)
+    memory.close()
+    memory.close()
+    assert memory.bytes_B.count_nonzero() == 0
+    view_N += 1
+    assert memory.bytes_B[:4].view(torch.float32).item() == 1
+
+
+def test_a_peer_maps_the_same_pages_and_cannot_shrink_them() -> None:
+    memory = ArenaMemory(8192)
+    server = MemoryServer(memory, ABI)
+    fd, pid, abi = fetch_memory(server.address, timeout_s=5)
+    server.close()
+    server.close()
+    assert (pid, abi) == (os.getpid(), ABI)
+    with mmap.mmap(fd, 8192) as theirs:
+        memory.bytes_B[17] = 3
+        assert theirs[17] == 3
+        theirs[8191] = 9
+        assert memory.bytes_B[8191] == 9
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 4096)
+    os.close(fd)
+    memory.close()
+
+
+@pytest.mark.parametrize("num_bytes", [0, -5, 2**62])
+def test_an_impossible_size_is_a_setting_error(num_bytes: int) -> None:
+    with pytest.raises(ConfigError):
+        ArenaMemory(num_bytes)
+
+
+def test_an_address_of_another_transport_is_refused() -> None:
+    with pytest.raises(ValueError, match="shm:"):
+        fetch_memory("mooncake://127.0.0.1:1", timeout_s=1)
