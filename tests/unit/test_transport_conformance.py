@@ -48,7 +48,7 @@ class Pair:
         traffic: TrafficClass = TrafficClass.HANDOFF,
         deadline_s: float = 30.0,
         attempt: int = 1,
-    ):
+    ) -> Op:
         return self.writer.write(
             self.peer, descriptors, traffic=traffic, deadline_s=deadline_s, attempt=attempt
         )
