@@ -52,3 +52,30 @@ def tiny_v3_dense(tiny_checkpoint: TinyFactory) -> Path:
     return tiny_checkpoint(
         "v3", q_lora_rank=None, rope="longrope", attention_bias=True, tie_embeddings=True, num_experts=0
     )
+
+
+@pytest.fixture(scope="session")
+def wide_v2_lite(tiny_checkpoint: TinyFactory) -> Path:
+    """All attention and FFN widths of DeepSeek-V2-Lite; 3 layers, 8 experts, vocabulary 1,024. 0.7 GB."""
+    import torch
+
+    return tiny_checkpoint(
+        "v2",
+        q_lora_rank=None,
+        layers=3,
+        hidden=2048,
+        heads=16,
+        kv_lora_rank=512,
+        nope_dim=128,
+        rope_dim=64,
+        v_dim=128,
+        vocab=1024,
+        dense_intermediate=10944,
+        num_experts=8,
+        top_k=6,
+        num_groups=1,
+        top_groups=1,
+        num_shared=2,
+        moe_intermediate=1408,
+        dtype=torch.bfloat16,
+    )

@@ -249,11 +249,11 @@ def _random_tensors(config: dict[str, Any], options: TinyOptions, seed: int) -> 
     for name, shape in sorted(_shapes(spec).items()):
         noise = torch.randn(shape, generator=generator)
         if "norm" in name and name.endswith("weight"):
-            noise = 1.0 + 0.1 * noise
+            noise.mul_(0.1).add_(1.0)
         elif name.endswith("bias"):
-            noise = 0.1 * noise
+            noise.mul_(0.1)
         else:
-            noise = _GAIN * noise / math.sqrt(shape[-1])
+            noise.mul_(_GAIN / math.sqrt(shape[-1]))
         tensors[name] = noise.to(torch.float32 if name.endswith("e_score_correction_bias") else options.dtype)
     return _fused(tensors, spec) if options.fused_experts else tensors
 
