@@ -12,10 +12,6 @@ from splash_core.layout.memory import MemoryAccount, attention_buffer_bytes
 from splash_core.spec.model import ModelSpec
 from splash_core.units import MIB
 
-RUNTIME_BYTES = 1536 * MIB
-"""Device context, library handles, attention workspace."""
-COMM_BYTES = 1024 * MIB
-"""Buffers of two communicators over the group."""
 STAGING_BYTES = 256 * MIB
 """One chunk of a switch (design §5)."""
 
@@ -32,6 +28,8 @@ class Deployment:
     page_size: int
     chunk_tokens: int
     """Rows of the largest step of the group."""
+    runtime_bytes: int = 0
+    """What a process takes on the device before it holds anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +95,8 @@ def activation_bytes(spec: ModelSpec, layout: Layout, deployment: Deployment) ->
 def memory_account(spec: ModelSpec, deployment: Deployment) -> MemoryAccount:
     """The account of design §2 for a deployment on paper."""
     precision = deployment.precision
-    fixed = ModelBytes.of(spec, precision, num_ranks=deployment.num_ranks).total + RUNTIME_BYTES + COMM_BYTES
+    model = ModelBytes.of(spec, precision, num_ranks=deployment.num_ranks)
+    fixed = model.total + deployment.runtime_bytes
     return MemoryAccount(
         spec=spec,
         num_ranks=deployment.num_ranks,

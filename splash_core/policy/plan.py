@@ -5,11 +5,12 @@ the planner from who holds which page before and after, never listed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from splash_core.cost.footprint import Deployment, memory_account
 from splash_core.cost.model import CostModel
+from splash_core.cost.precision import PRECISIONS
 from splash_core.cost.profile import analytical_profile
 from splash_core.cost.switch import SwitchBytes, switch_bytes
 from splash_core.errors import Infeasible
@@ -220,20 +221,17 @@ def _infeasible(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, account: 
         f"{deployment.num_ranks} {gpu.name}, and {deployment.fraction:.0%} of its memory, less staging, is "
         f"{format_bytes(account.budget_bytes)}"
     )
+    nearest: list[str] = []
+    narrow = PRECISIONS["fp8"]
+    if narrow.name in gpu.flops and _fits(spec, replace(deployment, precision=narrow)):
+        nearest.append(f"--dtype {narrow.name}")
     for ranks in range(deployment.num_ranks + 1, _MOST_RANKS + 1):
-        more = memory_account(spec, _with_ranks(deployment, ranks))
-        fits = [layout for layout in Layout if more.can_run(layout) and more.pool_pages(layout) >= 1]
-        if fits:
-            return Infeasible(message, nearest=f"--ranks {ranks} ({', '.join(fits)})")
-    return Infeasible(message)
+        if fits := _fits(spec, replace(deployment, num_ranks=ranks)):
+            nearest.append(f"--ranks {ranks} ({', '.join(fits)})")
+            break
+    return Infeasible(message, nearest=" or ".join(nearest) or None)
 
 
-def _with_ranks(deployment: Deployment, ranks: int) -> Deployment:
-    return Deployment(
-        precision=deployment.precision,
-        num_ranks=ranks,
-        memory_bytes=deployment.memory_bytes,
-        fraction=deployment.fraction,
-        page_size=deployment.page_size,
-        chunk_tokens=deployment.chunk_tokens,
-    )
+def _fits(spec: ModelSpec, deployment: Deployment) -> list[Layout]:
+    account = memory_account(spec, deployment)
+    return [layout for layout in Layout if account.can_run(layout) and account.pool_pages(layout) >= 1]

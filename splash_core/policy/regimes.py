@@ -1,7 +1,8 @@
 """Which layout is predicted best over a grid of loads: the policy's own prediction, without a running group.
 
-Each cell is a batch of equal requests: prompts to finish in prefill; in decode, requests that have their
-whole context and will generate `OUTPUT_TOKENS` more. The policy's objective decides, admission included.
+Each cell is a batch of requests whose lengths spread evenly over [context/2, context], as in the paper's
+residency analysis: prompts to finish in prefill; in decode, requests that have their whole context and will
+generate `OUTPUT_TOKENS` more. The policy's objective decides, admission included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,10 @@ from splash_core.policy.outlook import outlooks
 from splash_core.policy.snapshot import LayoutPool, Phase, Snapshot, WaitingSequence
 
 OUTPUT_TOKENS = 1024
+_GOLDEN = 0.6180339887498949
+"""Multiples of it spread evenly over [0, 1), however many there are."""
 BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
-CONTEXTS = (1024, 4096, 16384, 32768, 65536, 131072, 262144, 524288)
+CONTEXTS = (256, 1024, 4096, 16384, 32768, 65536, 131072, 262144, 524288)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class Cell:
 
     batch: int
     context: int
+    """Tokens of the longest request."""
     best: Layout | None
     """None when no layout can hold even one of the requests."""
     tokens_per_s: Mapping[Layout, float]
@@ -55,7 +59,6 @@ def regime_map(
 
 def _cell(model: CostModel, group: Group, phase: Phase, *, batch: int, context: int) -> Cell:
     output = OUTPUT_TOKENS if phase is Phase.DECODE else 0
-    request = WaitingSequence(prompt_tokens=context, projected_output=output)
     snapshot = Snapshot(
         time_s=0.0,
         group="plan",
@@ -64,13 +67,21 @@ def _cell(model: CostModel, group: Group, phase: Phase, *, batch: int, context: 
         num_ranks=group.num_ranks,
         page_size=group.page_size,
         chunk_tokens=group.chunk_tokens,
-        waiting=(request,) * batch,
+        waiting=tuple(
+            WaitingSequence(prompt_tokens=tokens, projected_output=output)
+            for tokens in _lengths(batch, context)
+        ),
         pools=group.pools,
     )
     looks = outlooks(snapshot, model)
     # A request that no layout holds is no demand to any of them: nothing is admitted.
     looks = {layout: look for layout, look in looks.items() if look.admitted}
-    tokens = batch * context if phase is Phase.PREFILL else 1
+    tokens = sum(_lengths(batch, context)) if phase is Phase.PREFILL else 1
     rates = {layout: tokens / look.objective_s for layout, look in looks.items()}
     best = max(rates, key=lambda layout: rates[layout], default=None)
     return Cell(batch=batch, context=context, best=best, tokens_per_s=rates)
+
+
+def _lengths(batch: int, context: int) -> tuple[int, ...]:
+    """Lengths spread evenly over [context/2, context], in an order that no rank can foresee."""
+    return tuple(context - int(context / 2 * ((index * _GOLDEN) % 1.0)) for index in range(batch))

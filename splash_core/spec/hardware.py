@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from splash_core.errors import ConfigError
-from splash_core.units import GIB, Bytes
+from splash_core.units import GIB, MIB, Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,13 @@ class GpuSpec:
     """Seconds that a step slows down per second of transfer hidden behind it."""
     sparse_head_tile: int
     """Heads that a sparse attention kernel computes at least (FlashMLA's takes 64 at a time)."""
+    runtime_bytes: Bytes
+    """Device context, libraries, attention workspace and communicators' buffers of one process."""
     provenance: str
     """`measured`, or `analytical` with the rule by which peaks were reduced."""
 
 
+_GPU_RUNTIME = Bytes(2560 * MIB)
 _ANALYTICAL = "analytical: 0.78 of the published GEMM peak, 0.88 of memory and 0.67 of link bandwidth"
 
 
@@ -68,6 +71,7 @@ def _gpu(
         layer_overhead_s=25e-6,
         interference=0.5,
         sparse_head_tile=64,
+        runtime_bytes=_GPU_RUNTIME,
         provenance=_ANALYTICAL,
     )
 
@@ -84,6 +88,7 @@ _H200 = GpuSpec(
     layer_overhead_s=25e-6,
     interference=0.5,
     sparse_head_tile=64,
+    runtime_bytes=_GPU_RUNTIME,
     provenance=(
         "measured on 4 GPUs over NVLink: bf16 GEMM 770–800 TFLOP/s, copy 4.3 TB/s, paged MLA decode "
         "2.4–3.0 TB/s, MLA prefill 615 TFLOP/s, all-gather of 64 MiB 304 GB/s, collectives in a graph "
@@ -103,6 +108,7 @@ _CPU = GpuSpec(
     layer_overhead_s=0.2e-3,
     interference=1.0,
     sparse_head_tile=1,
+    runtime_bytes=Bytes(0),
     provenance=(
         "analytical: one core a rank on a small cloud machine, shared-memory collectives; "
         "nothing hides behind computation where cores are shared, hence interference 1"

@@ -1,0 +1,94 @@
+"""`splash plan`: what a model needs on given hardware and which layouts fit, without weights or GPU."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+
+from services.admin_client import emit
+from services.commands.plan_tables import report_tables
+from splash_core.cost.footprint import Deployment
+from splash_core.cost.precision import named_precision
+from splash_core.errors import ConfigError
+from splash_core.policy.plan import build_plan
+from splash_core.spec.catalogue import named_spec
+from splash_core.spec.fields import read_json
+from splash_core.spec.hardware import GpuSpec, named_gpu
+from splash_core.spec.model import ModelSpec
+
+app = typer.Typer()
+
+_CHUNK_ROWS_PER_RANK = 2048
+
+Model = Annotated[str, typer.Option("--model", help="A known model's name, a config.json, or its directory.")]
+Gpu = Annotated[str, typer.Option("--gpu", help="h200, h100, h20, b200 or cpu.")]
+Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of the group.")]
+Fraction = Annotated[float, typer.Option("--fraction", help="Part of device memory to use.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, fp8, bf16, fp32 or fp64.")]
+PageSize = Annotated[int, typer.Option("--page-size", min=1, help="Tokens per KV page.")]
+Chunk = Annotated[
+    int, typer.Option("--chunk-tokens", min=0, help="Rows of the largest step; 0: 2,048 for each rank.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
+
+
+@app.command("plan")
+def plan_command(
+    model: Model,
+    ranks: Ranks,
+    gpu: Gpu = "h200",
+    fraction: Fraction = 0.85,
+    dtype: Dtype = "auto",
+    page_size: PageSize = 64,
+    chunk_tokens: Chunk = 0,
+    json: Json = False,
+) -> None:
+    """Footprints, capacity, longest context, the twelve switches and the best layout per load.
+
+    Exit code 3 when no layout fits, with the nearest setting that does.
+
+    Example: `splash plan --model deepseek-v3.2 --gpu h200 --ranks 8 --dtype fp8 --fraction 0.9`
+    """
+    spec, device = load_spec(model), named_gpu(gpu)
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"--fraction must be above 0 and at most 1, got {fraction}")
+    report = build_plan(
+        spec,
+        device,
+        Deployment(
+            precision=named_precision(_dtype(dtype, spec, device)),
+            num_ranks=ranks,
+            memory_bytes=device.memory_bytes,
+            fraction=fraction,
+            page_size=page_size,
+            chunk_tokens=chunk_tokens or _CHUNK_ROWS_PER_RANK * ranks,
+            runtime_bytes=device.runtime_bytes,
+        ),
+    )
+    if json:
+        emit(report.to_json(), as_json=True, text="")
+    else:
+        Console().print(Group(*report_tables(report)))
+
+
+def load_spec(model: str) -> ModelSpec:
+    """The spec of a config.json, of a directory that holds one, or of a known model.
+
+    Raises:
+        ConfigError: none of them; lists the known names.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return ModelSpec.from_checkpoint(path)
+    if path.is_file():
+        return ModelSpec.from_hf(read_json(path), name=path.resolve().parent.name)
+    return named_spec(model)
+
+
+def _dtype(dtype: str, spec: ModelSpec, gpu: GpuSpec) -> str:
+    if dtype != "auto":
+        return dtype
+    if "bf16" in gpu.flops and "fp32" not in gpu.flops:
+        return "fp8" if spec.quantization == "fp8" else "bf16"
+    return "fp32"
