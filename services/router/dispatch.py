@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from services.router.admission import QueueLimits, QueueLoad, project, refuse_entry, retry_after_s
 from services.router.attempt import AttemptFailed, AttemptHooks, attempt, score
-from services.router.events import SequenceEvent, SequenceJob
+from services.router.events import Finished, SequenceEvent, SequenceJob
 from services.router.placement import NoRoom, Placement, place
 from services.router.registry import Charge, Registry, no_worker
 from services.router.timeline import Timeline
@@ -91,8 +91,9 @@ class Dispatcher:
             async with aclosing(self._tries(job, timeline, entry)) as events:
                 async for event in events:
                     entry.leave()
+                    if isinstance(event, Finished):
+                        timeline.mark("finished")
                     yield event
-            timeline.mark("finished")
         finally:
             timeline.end()
             entry.leave()

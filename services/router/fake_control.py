@@ -33,7 +33,7 @@ class FakeGroup:
     layout: str = "TP"
     layout_epoch: int = 0
     state: str = "ready"
-    max_model_len: int = 256
+    max_model_len: int = 1024
     kv_tokens_total: int = 65536
     kv_tokens_projected: int = 0
     incarnation: str = "1"
