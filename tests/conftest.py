@@ -1,10 +1,17 @@
-"""Fixtures shared by all tests: tiny random checkpoints, each written once per session."""
+"""Fixtures shared by all tests: tiny random checkpoints, each written once per session.
+
+Property tests run the same examples every time; a failing one found elsewhere is added as an explicit test.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 TinyFactory = Callable[..., Path]
 """`tiny_checkpoint("v3", layers=2, …)` → directory; the same arguments give the same directory."""
