@@ -1,84 +1,23 @@
 """Collectives between ranks of one host over shared memory: tens of microseconds, where gloo takes 1 ms.
 
-A decode step makes over a hundred small collectives, so their latency is the step time on CPU. Waiting is
-a short spin (none when ranks outnumber cores), then a futex sleep in slices, between which the peers'
-lives and the deadline are checked. Relies on x86-64 memory order (`shm_segment`).
-Invariant: a dead, closed or late peer raises `GroupFailed` within the deadline; nothing waits for ever.
+A decode step makes over a hundred small collectives, so their latency is the step time on CPU. Each call
+turns rows into byte streams for `shm_port`. Invariant: a stream's length follows from arguments that both
+of its ends have, so no lengths travel and a mismatch is found on the first chunk.
 """
 
 import ctypes
-import os
-import threading
-import time
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from splash_core.dist.comm import Comm, Transfer
-from splash_core.dist.futex import Futex
-from splash_core.dist.process_watch import ProcessWatch
 from splash_core.dist.rows import check_counts, check_rows, offsets_of, row_bytes, sum_in_rank_order
-from splash_core.dist.shm_segment import CHUNK_BYTES, ChannelPlace, Segment
-from splash_core.errors import GroupFailed, InvariantBroken
+from splash_core.dist.shm_port import ShmPort, Span, Stream
+from splash_core.dist.shm_segment import Segment
+from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
-
-Span = tuple[int, int]
-"""Address and length of a piece of this process's memory."""
-
-_MAX_SPINS = 200
-_SPINS_PER_HIT = 10
-_SLICE_S = 0.02
-_RING_BITS = 24
-
-
-class _End:
-    """One end of a channel, kept between calls: how many chunks have passed it."""
-
-    __slots__ = ("acks", "base", "head", "num_chunks", "peers", "place")
-
-    def __init__(self, segment: Segment, place: ChannelPlace, *, reader: int | None = None) -> None:
-        self.place = place
-        self.head = place.head
-        self.base = segment.address + place.buffers
-        self.num_chunks = 0
-        if reader is None:
-            self.acks, self.peers = place.acks, place.readers
-        else:
-            self.acks, self.peers = (place.acks[place.readers.index(reader)],), (place.source,)
-
-
-class _Stream:
-    """Bytes that pass through one end during one call: its spans joined, cut in chunks."""
-
-    __slots__ = ("end", "incoming", "left", "offset", "spans", "turn")
-
-    def __init__(self, end: _End, spans: Sequence[Span], *, incoming: bool) -> None:
-        self.end = end
-        self.spans = spans
-        self.incoming = incoming
-        self.turn = 0
-        self.offset = 0
-        self.left = sum(length for _, length in spans)
-
-    def copy_chunk(self, buffer: int, size: int) -> None:
-        """Move the next `size` bytes between the spans and a channel buffer."""
-        self.left -= size
-        while size:
-            address, length = self.spans[self.turn]
-            part = min(size, length - self.offset)
-            if self.incoming:
-                ctypes.memmove(address + self.offset, buffer, part)
-            else:
-                ctypes.memmove(buffer, address + self.offset, part)
-            buffer += part
-            size -= part
-            self.offset += part
-            if self.offset == length:
-                self.turn += 1
-                self.offset = 0
 
 
 class ShmComm(Comm):
@@ -105,29 +44,8 @@ class ShmComm(Comm):
         timeout_s: float,
         spins: int | None = None,
     ) -> None:
-        self._segment = segment
-        self._map = segment.map
-        self._words = segment.words
         self._rank = rank
-        self._timeout_s = timeout_s
-        cores = len(os.sched_getaffinity(0))
-        self._max_spins = (_MAX_SPINS if self._map.num_ranks <= cores else 0) if spins is None else spins
-        self._spins = self._max_spins
-        self._futex = Futex()
-        self._fence = threading.Lock()
-        self._in_call = threading.Lock()
-        self._rings = 0
-        self._bell = self._map.doorbells[rank]
-        self._watches = {
-            peer: ProcessWatch(pid) for peer, pid in enumerate(pids) if peer != rank and pid != os.getpid()
-        }
-        others = [peer for peer in range(self._map.num_ranks) if peer != rank]
-        self._speak = _End(segment, self._map.broadcast[rank])
-        self._listen = {peer: _End(segment, self._map.broadcast[peer], reader=rank) for peer in others}
-        self._to = {peer: _End(segment, self._map.pairs[rank][peer]) for peer in others}
-        self._from = {peer: _End(segment, self._map.pairs[peer][rank], reader=rank) for peer in others}
-        self._tags: dict[str, int] = {}
-        self._closed = False
+        self._port = ShmPort(segment, rank, pids=pids, timeout_s=timeout_s, spins=spins)
 
     @property
     @override
@@ -137,7 +55,7 @@ class ShmComm(Comm):
     @property
     @override
     def size(self) -> int:
-        return self._map.num_ranks
+        return self._port.num_ranks
 
     @override
     def all_gather_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
@@ -145,17 +63,13 @@ class ShmComm(Comm):
         check_rows(x_NX, counts[self._rank], tag=tag)
         if self.size == 1 or not any(counts):
             return x_NX
-        width = row_bytes(x_NX)
-        starts = offsets_of(counts)
-        gathered_NX = x_NX.new_empty((starts[-1], *x_NX.shape[1:]))
-        base = gathered_NX.data_ptr()
-        own = (x_NX.data_ptr(), x_NX.nbytes)
-        streams = [_Stream(self._speak, (own,), incoming=False)]
-        for peer, end in self._listen.items():
-            spans = ((base + starts[peer] * width, counts[peer] * width),)
-            streams.append(_Stream(end, spans, incoming=True))
-        self._run(streams, tag)
-        ctypes.memmove(base + starts[self._rank] * width, *own)
+        gathered_NX = x_NX.new_empty((sum(counts), *x_NX.shape[1:]))
+        mine = (x_NX.data_ptr(), x_NX.nbytes)
+        places = _split(gathered_NX, counts)
+        streams = [Stream(self._port.to_all, (mine,), incoming=False)]
+        streams += [Stream(end, (places[peer],), incoming=True) for peer, end in self._port.from_each.items()]
+        self._port.transfer(streams, tag)
+        ctypes.memmove(places[self._rank][0], *mine)
         return gathered_NX
 
     @override
@@ -167,27 +81,17 @@ class ShmComm(Comm):
         check_rows(x_NX, sum(send_counts), tag=tag)
         if self.size == 1:
             return x_NX
-        width = row_bytes(x_NX)
-        send_starts, recv_starts = offsets_of(send_counts), offsets_of(recv_counts)
-        received_NX = x_NX.new_empty((recv_starts[-1], *x_NX.shape[1:]))
-        source, target = x_NX.data_ptr(), received_NX.data_ptr()
-        streams = [
-            _Stream(end, ((source + send_starts[peer] * width, send_counts[peer] * width),), incoming=False)
-            for peer, end in self._to.items()
-        ]
-        streams += [
-            _Stream(end, ((target + recv_starts[peer] * width, recv_counts[peer] * width),), incoming=True)
-            for peer, end in self._from.items()
-        ]
-        self._run(streams, tag)
-        kept = send_counts[self._rank]
-        if kept != recv_counts[self._rank]:
+        if send_counts[self._rank] != recv_counts[self._rank]:
             raise ValueError(
-                f"{tag}: rank {self._rank} sends itself {kept}, expects {recv_counts[self._rank]}"
+                f"{tag}: rank {self._rank} sends itself {send_counts[self._rank]} rows "
+                f"and expects {recv_counts[self._rank]}"
             )
-        ctypes.memmove(
-            target + recv_starts[self._rank] * width, source + send_starts[self._rank] * width, kept * width
-        )
+        received_NX = x_NX.new_empty((sum(recv_counts), *x_NX.shape[1:]))
+        sources, places = _split(x_NX, send_counts), _split(received_NX, recv_counts)
+        streams = [Stream(end, (sources[peer],), incoming=False) for peer, end in self._port.to_peer.items()]
+        streams += [Stream(end, (places[peer],), incoming=True) for peer, end in self._port.from_peer.items()]
+        self._port.transfer(streams, tag)
+        ctypes.memmove(places[self._rank][0], *sources[self._rank])
         return received_NX
 
     @override
@@ -207,10 +111,14 @@ class ShmComm(Comm):
                 raise ValueError(
                     f"{tag}: transfers must be contiguous, got strides {transfer.tensor.stride()}"
                 )
-        copy_to_self(self._rank, sends, recvs, tag=tag)
-        streams = [_Stream(end, _spans(sends, peer), incoming=False) for peer, end in self._to.items()]
-        streams += [_Stream(end, _spans(recvs, peer), incoming=True) for peer, end in self._from.items()]
-        self._run(streams, tag)
+        streams = [
+            Stream(end, _spans(sends, peer), incoming=False) for peer, end in self._port.to_peer.items()
+        ]
+        streams += [
+            Stream(end, _spans(recvs, peer), incoming=True) for peer, end in self._port.from_peer.items()
+        ]
+        _copy_to_self(_spans(sends, self._rank), _spans(recvs, self._rank), self._rank, tag)
+        self._port.transfer(streams, tag)
 
     @override
     def barrier(self) -> None:
@@ -219,117 +127,17 @@ class ShmComm(Comm):
 
     @override
     def close(self) -> None:
-        """Tell the peers and make a call in progress (in another thread) raise. The memory is unmapped
-        with the last reference to this object, so that no thread finds it gone."""
-        if self._closed:
-            return
-        self._closed = True
-        self._words[self._map.closed[self._rank]] = 1
-        self._ring(range(self.size))
-        with self._in_call:
-            for watch in self._watches.values():
-                watch.close()
+        """Tell the peers and make a call in progress (in another thread) raise."""
+        self._port.close()
 
-    def _run(self, streams: Iterable[_Stream], tag: str) -> None:
-        """Move all streams to their end, whichever is ready first."""
-        if not self._in_call.acquire(blocking=False):
-            raise InvariantBroken(f"{tag}: another thread is inside a call of this communicator")
-        try:
-            self._drive([stream for stream in streams if stream.left], tag)
-        finally:
-            self._in_call.release()
 
-    def _drive(self, pending: list[_Stream], tag: str) -> None:
-        stamp = self._tags.setdefault(tag, zlib.crc32(tag.encode()))
-        started = 0.0
-        spins = 0
-        lost: list[int] = []
-        while True:
-            if self._closed:
-                raise InvariantBroken(f"{tag}: the communicator was closed")
-            if not pending:
-                return
-            seen = self._words[self._bell]
-            moved = [stream for stream in pending if self._step(stream, stamp, tag)]
-            if moved:
-                pending = [stream for stream in pending if stream.left]
-                if spins:
-                    self._spins = min(self._spins + _SPINS_PER_HIT, self._max_spins)
-                spins, started, lost = 0, 0.0, []
-            elif spins < self._spins:
-                spins += 1
-            elif lost:
-                raise GroupFailed(f"rank {self._rank} waits in {tag} for ranks {lost}, which have ended")
-            else:
-                # A spin that ends in sleep was wasted, perhaps on the very core that the peer needs.
-                self._spins //= 2
-                spins = 0
-                started = started or time.monotonic()
-                lost = self._sleep(seen, pending)
-                self._check_patience(started, pending, tag)
-
-    def _check_patience(self, started: float, pending: Sequence[_Stream], tag: str) -> None:
-        if time.monotonic() - started > self._timeout_s:
-            peers = sorted({peer for stream in pending for peer in stream.end.peers})
-            raise GroupFailed(f"rank {self._rank} waited {self._timeout_s:g} s in {tag} for ranks {peers}")
-
-    def _step(self, stream: _Stream, stamp: int, tag: str) -> bool:
-        """Pass as many chunks as the channel takes now; False if none."""
-        words, end = self._words, stream.end
-        before = end.num_chunks
-        while stream.left:
-            size = min(stream.left, CHUNK_BYTES)
-            side = end.num_chunks & 1
-            meta = end.head + 1 + 2 * side
-            if stream.incoming:
-                if words[end.head] == end.num_chunks:
-                    break
-                if words[meta] != size or words[meta + 1] != stamp:
-                    raise InvariantBroken(
-                        f"rank {self._rank} in {tag} expects {size} bytes, rank {end.peers[0]} sent "
-                        f"{words[meta]}{'' if words[meta + 1] == stamp else ' in another collective'}"
-                    )
-                stream.copy_chunk(end.base + side * CHUNK_BYTES, size)
-                end.num_chunks += 1
-                words[end.acks[0]] = end.num_chunks
-            else:
-                if any(end.num_chunks - words[ack] >= 2 for ack in end.acks):
-                    break
-                stream.copy_chunk(end.base + side * CHUNK_BYTES, size)
-                words[meta] = size
-                words[meta + 1] = stamp
-                end.num_chunks += 1
-                words[end.head] = end.num_chunks
-            self._ring(end.peers)
-        return end.num_chunks != before
-
-    def _ring(self, peers: Iterable[int]) -> None:
-        """Tell peers that something changed, and wake those that sleep."""
-        self._rings = (self._rings + 1) & ((1 << _RING_BITS) - 1)
-        for peer in peers:
-            # No two ranks ever store the same value here, so a sleeper cannot mistake news for none.
-            self._words[self._map.doorbells[peer]] = (self._rank << _RING_BITS) | self._rings
-            # A locked instruction: the store above must be visible before `asleep` is read. The sleeper
-            # does the reverse (says that it sleeps, then the kernel compares the bell).
-            with self._fence:
-                pass
-            if self._words[self._map.asleep[peer]]:
-                self._futex.wake(self._segment.address + 8 * self._map.doorbells[peer])
-
-    def _sleep(self, seen: int, pending: Sequence[_Stream]) -> list[int]:
-        """Sleep until the bell differs from `seen` or a slice is over; the needed peers that have ended."""
-        asleep = self._map.asleep[self._rank]
-        self._words[asleep] = 1
-        self._futex.wait(self._segment.address + 8 * self._bell, seen, _SLICE_S)
-        self._words[asleep] = 0
-        if self._words[self._bell] != seen:
-            return []
-        return sorted({peer for stream in pending for peer in stream.end.peers if self._has_ended(peer)})
-
-    def _has_ended(self, peer: int) -> bool:
-        watch = self._watches.get(peer)
-        dead = watch is not None and watch.ended()
-        return dead or bool(self._words[self._map.closed[peer]])
+def _split(x_NX: Tensor, counts: Sequence[int]) -> list[Span]:
+    """Where each rank's rows lie in `x_NX`."""
+    width, base = row_bytes(x_NX), x_NX.data_ptr()
+    return [
+        (base + start * width, count * width)
+        for start, count in zip(offsets_of(counts)[:-1], counts, strict=True)
+    ]
 
 
 def _spans(transfers: Sequence[Transfer], peer: int) -> list[Span]:
@@ -337,10 +145,9 @@ def _spans(transfers: Sequence[Transfer], peer: int) -> list[Span]:
     return [span for span in spans if span[1]]
 
 
-def copy_to_self(rank: int, sends: Sequence[Transfer], recvs: Sequence[Transfer], *, tag: str) -> None:
-    """The part of an exchange that stays on this rank: its n-th send lands in its n-th receive."""
-    own_sends, own_recvs = _spans(sends, rank), _spans(recvs, rank)
-    if [length for _, length in own_sends] != [length for _, length in own_recvs]:
+def _copy_to_self(sends: Sequence[Span], recvs: Sequence[Span], rank: int, tag: str) -> None:
+    """The part of an exchange that stays here: the n-th send lands in the n-th receive."""
+    if [length for _, length in sends] != [length for _, length in recvs]:
         raise InvariantBroken(f"{tag}: what rank {rank} sends itself is not what it expects")
-    for (source, length), (target, _) in zip(own_sends, own_recvs, strict=True):
+    for (source, length), (target, _) in zip(sends, recvs, strict=True):
         ctypes.memmove(target, source, length)

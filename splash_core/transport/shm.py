@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from splash_core.dist.process_watch import ProcessWatch
-from splash_core.errors import Conflict, InvariantBroken
+from splash_core.errors import Conflict, InvariantBroken, Unavailable
 from splash_core.transport.abi import KvAbi, abi_diff
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import (
@@ -164,6 +164,7 @@ class ShmTransport(Transport):
         known = self._targets.get(address)
         if known is not None and not known.owner.ended():
             return known.peer
+        self._forget_the_dead()
         fd, pid, theirs = fetch_memory(address, timeout_s=_CONNECT_TIMEOUT_S)
         try:
             differences = abi_diff(abi, theirs)
@@ -198,12 +199,15 @@ class ShmTransport(Transport):
             raise InvariantBroken("register the local memory before the first write")
         for descriptor in descriptors:
             _check(descriptor, self._memory.num_bytes, peer)
+        target = self._targets.get(peer.address)
+        if target is None:
+            raise Unavailable(f"{peer.address} is not connected: its process has ended, or it never was")
         with self._changed:
             if self._closing:
                 raise InvariantBroken(f"write to {peer.address} after the transport was closed")
             self._num_writes += 1
             op = ShmOp(
-                target=self._targets[peer.address],
+                target=target,
                 descriptors=descriptors,
                 order=(traffic, self._num_writes),
                 deadline=time.monotonic() + deadline_s,
@@ -228,8 +232,13 @@ class ShmTransport(Transport):
             self._server.close()
         for target in self._targets.values():
             target.owner.close()
-        # Mappings go with their last reference: an operation that a caller still holds keeps its own.
-        self._targets.clear()
+
+    def _forget_the_dead(self) -> None:
+        """Let go of peers whose process has ended; an operation under way keeps its own mapping."""
+        for address, target in list(self._targets.items()):
+            if target.owner.ended():
+                target.owner.close()
+                del self._targets[address]
 
     def _work(self) -> None:
         """Copy piece by piece, each time for the operation that is most urgent now."""

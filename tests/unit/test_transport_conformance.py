@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from splash_core.errors import Conflict, InvariantBroken, Unavailable
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, OpState, Peer, TrafficClass, Transport
+from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass, Transport
 from splash_core.transport.shm import PIECE_BYTES, ShmTransport
 
 ABI = KvAbi(
