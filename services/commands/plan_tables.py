@@ -104,7 +104,7 @@ def _regimes(phase: Phase, cells: tuple[Cell, ...]) -> Table:
 
 
 def _name(layout: Layout | None) -> str:
-    return "–" if layout is None else layout.value
+    return layout.value if layout else "–"
 
 
 def _tokens(count: int) -> str:

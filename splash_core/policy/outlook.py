@@ -20,6 +20,8 @@ class Outlook:
     """One feasible layout's prediction for one snapshot."""
 
     layout: Layout
+    present: bool
+    """True for the layout that the group runs in."""
     prediction: Prediction
     """Of the next step in decode; of the first wave's steps in prefill."""
     objective_s: float
@@ -92,6 +94,7 @@ def _decode(
     num_requests = len(snapshot.running) + len(admitted)
     return Outlook(
         layout=layout,
+        present=layout is snapshot.layout,
         prediction=prediction,
         objective_s=math.inf if starved else prediction.step_s / max(num_requests, 1),
         remaining_steps=max([1, *remaining]),
@@ -119,6 +122,7 @@ def _prefill(
         objective, steps, waves = objective + wave.total_s, steps + wave.steps, waves + 1
     return Outlook(
         layout=layout,
+        present=layout is snapshot.layout,
         prediction=first,
         objective_s=math.inf if starved else objective,
         remaining_steps=steps,

@@ -40,11 +40,12 @@ class PolicyState:
             self, last_switch_s=time_s, spent=(*recent, (time_s, exposed_s)), candidate=None, streak=0
         )
 
-    def with_candidate(self, layout: Layout | None) -> "PolicyState":
-        """After a decision that preferred `layout` (None: the present one)."""
-        if layout is None:
+    def with_candidate(self, preferred: Layout | None) -> "PolicyState":
+        """After a decision that preferred another layout (None: the present one)."""
+        if preferred is None:
             return replace(self, candidate=None, streak=0)
-        return replace(self, candidate=layout, streak=self.streak + 1 if layout is self.candidate else 1)
+        streak = self.streak + 1 if preferred is self.candidate else 1
+        return replace(self, candidate=preferred, streak=streak)
 
     def spent_in_minute(self, time_s: float) -> float:
         """Exposed seconds that the policy has spent in the minute before `time_s`."""

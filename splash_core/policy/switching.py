@@ -127,12 +127,12 @@ def _weigh(
     """Compare the present layout with the best other one."""
     here = looks.get(snapshot.layout)
     allowed = [looks[layout] for layout in config.allowed if layout in looks]
-    enterable = [look for look in allowed if not look.refusal or look.layout is snapshot.layout]
-    best = _best(enterable, snapshot.layout)
+    enterable = [look for look in allowed if look.present or not look.refusal]
+    best = _best(enterable)
     own = here.objective_s if here is not None and snapshot.layout in config.allowed else float("inf")
-    if best is None or best.layout is snapshot.layout or _lead(own, best) <= config.margin:
-        barred = _best([look for look in allowed if look.refusal], snapshot.layout)
-        if barred is not None and barred.layout is not snapshot.layout and _lead(own, barred) > config.margin:
+    if best is None or best.present or _lead(own, best) <= config.margin:
+        barred = _best([look for look in allowed if look.refusal and not look.present])
+        if barred is not None and _lead(own, barred) > config.margin:
             lead = {"lead": _lead(own, barred)}
             return _Finding(
                 Verdict.REJECT, Cause.NO_ROOM, barred.refusal, barred.layout, state.with_candidate(None), lead
@@ -181,9 +181,9 @@ def _worth(
     return _Finding(Verdict.SWITCH, Cause.LEAD, reason, best.layout, after, extra, cost)
 
 
-def _best(looks: list[Outlook], present: Layout) -> Outlook | None:
+def _best(looks: list[Outlook]) -> Outlook | None:
     """The smallest objective; the present layout wins a tie, then the order given."""
-    return min(looks, key=lambda look: (look.objective_s, look.layout is not present), default=None)
+    return min(looks, key=lambda look: (look.objective_s, not look.present), default=None)
 
 
 def _lead(own: float, best: Outlook) -> float:
@@ -235,7 +235,7 @@ def _hold(cause: Cause, reason: str, layout: Layout, state: PolicyState) -> _Fin
 def _no_lead(
     snapshot: Snapshot, config: PolicyConfig, state: PolicyState, own: float, best: Outlook | None
 ) -> _Finding:
-    if best is None or best.layout is snapshot.layout:
+    if best is None or best.present:
         reason = f"{snapshot.layout} is the best that fits"
     else:
         lead = _lead(own, best)
