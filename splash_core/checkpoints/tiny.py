@@ -5,7 +5,6 @@ vanish nor grow over the layers, and tensor names are those of published checkpo
 transformers, whose import takes seconds; tests hold the result against its strict loading.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,21 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from splash_core.checkpoints.byte_tokenizer import (
+    EOS_TOKEN_ID,
+    NUM_BYTES,
+    SPECIAL_TOKENS,
+    write_byte_tokenizer,
+)
+from splash_core.checkpoints.files import write_json, write_weights
 from splash_core.errors import ConfigError
 from splash_core.model.names import attention, expected_tensors, mlp
 from splash_core.spec.model import ModelSpec
-
-NUM_BYTES = 256
-SPECIAL_TOKENS = ("<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
-"""Ids 256 … 260, in this order; `<|end|>` is EOS."""
-EOS_TOKEN_ID = NUM_BYTES + SPECIAL_TOKENS.index("<|end|>")
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
 
 class TinyFamily(StrEnum):
@@ -112,41 +108,14 @@ def write_tiny(
     out.mkdir(parents=True, exist_ok=True)
     for stale in out.glob("model*.safetensors*"):
         stale.unlink()
-    _write_json(out / "config.json", config)
-    _write_json(
+    write_json(out / "config.json", config)
+    write_json(
         out / "generation_config.json",
         {"bos_token_id": NUM_BYTES, "eos_token_id": [EOS_TOKEN_ID], "do_sample": False},
     )
-    _write_weights(out, _random_tensors(config, options, seed), options.max_shard_bytes)
+    write_weights(out, _random_tensors(config, options, seed), options.max_shard_bytes)
     write_byte_tokenizer(out, max_length=options.max_positions)
     return out
-
-
-def write_byte_tokenizer(out: Path, *, max_length: int) -> None:
-    """A byte-level tokenizer without merges (any text round-trips), special tokens and a chat template."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS]
-    )
-    tokenizer.save(str(out / "tokenizer.json"))
-    _write_json(
-        out / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": SPECIAL_TOKENS[0],
-            "eos_token": SPECIAL_TOKENS[1],
-            "additional_special_tokens": list(SPECIAL_TOKENS[2:]),
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": max_length,
-            "chat_template": CHAT_TEMPLATE,
-        },
-    )
-    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
 def _as_dict(options: TinyOptions) -> dict[str, Any]:
@@ -271,30 +240,3 @@ def _fused(tensors: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
         )
         result[prefix + "down_proj"] = torch.stack([tensors[e + "down_proj.weight"] for e in experts])
     return result
-
-
-def _write_weights(out: Path, tensors: dict[str, Tensor], max_bytes: int | None) -> None:
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    if max_bytes is None or total <= max_bytes:
-        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-        return
-    files: list[dict[str, Tensor]] = [{}]
-    room = max_bytes
-    for name, tensor in tensors.items():
-        if files[-1] and tensor.nbytes > room:
-            files.append({})
-            room = max_bytes
-        files[-1][name] = tensor
-        room -= tensor.nbytes
-    weight_map: dict[str, str] = {}
-    for number, part in enumerate(files, start=1):
-        file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        save_file(part, out / file, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(part, file))
-    _write_json(
-        out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
-    )
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
