@@ -19,9 +19,16 @@ def stages(console: Console, title: str) -> Iterator[Callable[[str], None]]:
     """Show the stages of one long operation; the yielded function names the stage that begins."""
     if not console.is_terminal:
         started = time.monotonic()
-        yield lambda stage: console.print(f"{title}: {stage} [{time.monotonic() - started:.0f} s]", markup=False)
+        yield lambda stage: console.print(
+            f"{title}: {stage} [{time.monotonic() - started:.0f} s]", markup=False
+        )
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True, redirect_stderr=False) as progress:
         task = progress.add_task(title, total=None)
         yield lambda stage: progress.update(task, description=f"{title}: {stage}")

@@ -16,7 +16,10 @@ from splash_core.errors import InvalidRequest
 app = typer.Typer(no_args_is_help=True, help="Fetch demo weights, or make a tiny random checkpoint.")
 
 Seed = Annotated[int, typer.Option(help="Seed of the random weights.")]
-Family = Annotated[str, typer.Option(help="v2 or v3.", metavar="v2|v3")]
+Family = Annotated[
+    str,
+    typer.Option(help="v2, v3, v32 or glm5 (the last two only for `splash plan`).", metavar="v2|v3|v32|glm5"),
+]
 
 
 def emit_model(path: Path, *, as_json: bool) -> None:
@@ -57,7 +60,7 @@ def tiny(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Write a small random checkpoint in Hugging Face format (no tokenizer: prompts are token ids).
+    """Write a small random checkpoint in Hugging Face format with a byte tokenizer.
 
     Example: `splash model tiny /tmp/tiny --family v3 --seed 1`
     """

@@ -1,0 +1,1 @@
+"""`splash demo`: a real chat while both phases walk through all twelve directed layout switches."""
