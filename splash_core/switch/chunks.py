@@ -13,11 +13,9 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
 from splash_core.switch.manifest import Chunk, PageMove
-
-_SEARCH_STEPS = 2000
-"""Sets tried when moves with several readers block each other; then the plan is given up."""
 
 SlotKey = tuple[RankId, SlotId]
 
@@ -106,20 +104,25 @@ class ChunkScheduler:
         self._chosen: list[Need] = []
         self._vacated: list[SlotKey] = []
 
-    def run(self) -> tuple[Chunk, ...] | None:
-        """All chunks, or None when the moves block each other within this capacity."""
+    def run(self) -> tuple[Chunk, ...]:
+        """All chunks.
+
+        It never gets stuck. Suppose no rank that still waits for pages has a free target. Each has as many
+        slots yet to be vacated as pages to come, so in total the bundles to read are at least as many
+        as the needs: each bundle has exactly one reader, and every waiting rank sends to a waiting
+        rank, which closes a ring.
+
+        Raises:
+            InvariantBroken: on some rank, targets and reusable slots are fewer than its needs.
+        """
         chunks: list[Chunk] = []
         while self._pending:
             self._fill()
             if not self._chosen:
-                return None
+                left = sum(map(len, self._pending.values()))
+                raise InvariantBroken(f"{left} pages have no slot to go to; the planner counted wrongly")
             chunks.append(self._close())
         return tuple(chunks)
-
-    @property
-    def blocked(self) -> tuple[Need, ...]:
-        """After `run` returned None: the needs that could not be met."""
-        return tuple(need for bundle in self._pending.values() for need in bundle)
 
     def _fill(self) -> None:
         while not self._load.full and self._take_freeing():
@@ -128,8 +131,8 @@ class ChunkScheduler:
         while not self._load.full and self._take_ring():
             pass
         self._take_copies()
-        if not self._chosen and not self._take_closed_set():
-            self._take_partial()
+        if not self._chosen:
+            self._take_any()
 
     def _close(self) -> Chunk:
         for rank, slot in sorted(self._vacated):
@@ -201,38 +204,8 @@ class ChunkScheduler:
         self._commit([self._pending[self._edges[edge][0]][0] for edge in edges])
         return True
 
-    def _take_closed_set(self) -> bool:
-        """Freeing bundles that together give back at least what they take (several readers each)."""
-        freeing = [key for key in self._pending if key in self._freeing]
-        by_rank: dict[RankId, list[SlotKey]] = {}
-        for key in freeing:
-            by_rank.setdefault(key[0], []).append(key)
-        steps = 0
-
-        def extend(chosen: tuple[SlotKey, ...]) -> tuple[SlotKey, ...] | None:
-            nonlocal steps
-            steps += 1
-            needs = [need for key in chosen for need in self._pending[key]]
-            if steps > _SEARCH_STEPS or not self._load.fits(needs):
-                return None
-            credit = self._credit.copy()
-            credit.update(key[0] for key in chosen)
-            credit.subtract(need.dst for need in needs)
-            short = min((rank for rank, left in credit.items() if left < 0), default=None)
-            if short is None:
-                return chosen
-            options = (key for key in by_rank.get(short, ()) if key not in chosen)
-            return next((found for key in options if (found := extend((*chosen, key)))), None)
-
-        for key in freeing:
-            found = extend((key,))
-            if found:
-                self._commit([need for member in found for need in self._pending[member]])
-                return True
-        return False
-
-    def _take_partial(self) -> None:
-        """One reader of a bundle that is too large for a chunk, where there is room."""
+    def _take_any(self) -> None:
+        """One need that has room, though its bundle is too large for a chunk or others count on the room."""
         for bundle in self._pending.values():
             for need in bundle:
                 if self._credit[need.dst] > 0:

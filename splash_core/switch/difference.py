@@ -57,7 +57,6 @@ def find_difference(
     wanted: Mapping[PageId, Sequence[RankId]],
     *,
     allow_borrowed: bool,
-    prefer_settled: bool = False,
 ) -> Difference:
     """Compare ownership with what is wanted.
 
@@ -65,10 +64,8 @@ def find_difference(
         table: who holds what.
         wanted: ranks per page; pages that are left out, and pinned ones, stay where they are.
         allow_borrowed: the destination lets pages stay in borrowed slots.
-        prefer_settled: read from holders that keep their copy rather than in turns, so that the
-            slots of copies that leave are free earlier.
     """
-    sources = _Sources(table, allow_borrowed=allow_borrowed, prefer_settled=prefer_settled)
+    sources = _Sources(table, allow_borrowed=allow_borrowed)
     needs: list[Need] = []
     settled: dict[tuple[PageId, RankId], SlotId] = {}
     leaving: set[SlotKey] = set()
@@ -105,10 +102,9 @@ def find_difference(
 class _Sources:
     """Chooses holders: ordinary slots first, then the least loaded one, then the lowest rank."""
 
-    def __init__(self, table: PageTable, *, allow_borrowed: bool, prefer_settled: bool) -> None:
+    def __init__(self, table: PageTable, *, allow_borrowed: bool) -> None:
         self._table = table
         self._allow_borrowed = allow_borrowed
-        self._prefer_settled = prefer_settled
         self._sent: Counter[RankId] = Counter()
 
     def forbidden(self, rank: RankId, slot: SlotId) -> bool:
@@ -118,10 +114,11 @@ class _Sources:
     def choose(self, held: Mapping[RankId, SlotId], ranks: Sequence[RankId]) -> SlotKey:
         """The holder that the next missing copy is read from."""
 
-        def preference(rank: RankId) -> tuple[bool, bool, bool, int, RankId]:
-            forbidden, leaves = self.forbidden(rank, held[rank]), rank not in ranks
-            last_resort = forbidden and leaves
-            return last_resort, forbidden, self._prefer_settled and leaves, self._sent[rank], rank
+        def preference(rank: RankId) -> tuple[bool, bool, int, RankId]:
+            forbidden = self.forbidden(rank, held[rank])
+            # A copy that would otherwise vanish is saved for its readers only if there is no other.
+            last_resort = forbidden and rank not in ranks
+            return last_resort, forbidden, self._sent[rank], rank
 
         source = min(held, key=preference)
         self._sent[source] += 1

@@ -45,28 +45,12 @@ def plan_switch(
     """
     allow_borrowed = allows_borrowed(layout_to)
     weights = weights_primitive(layout_from, layout_to, num_ranks=table.num_ranks)
-    refusal: Refusal | None = None
-    for prefer_settled in (False, True):
-        difference = find_difference(
-            table, wanted, allow_borrowed=allow_borrowed, prefer_settled=prefer_settled
-        )
-        plan = _Plan(table, difference, allow_borrowed=allow_borrowed)
-        slice_bytes = table.arena.slot_bytes // num_layers
-        problem = plan.problem() or plan.schedule(slice_bytes=slice_bytes, staging_bytes=staging_bytes)
-        if problem is None:
-            return SwitchManifest(
-                layout_from=layout_from,
-                layout_to=layout_to,
-                epoch=epoch,
-                weights=weights,
-                kv=difference.kv,
-                boundary_chunks=plan.boundary,
-                layer_chunks=plan.layered,
-                released=plan.released(),
-                weight_bytes_per_layer=weight_bytes_per_layer if weights is Primitive.ALL_GATHER else 0,
-                kv_bytes_per_layer=plan.received_bytes(slice_bytes),
-            )
-        refusal = refusal or Refusal(
+    slice_bytes = table.arena.slot_bytes // num_layers
+    difference = find_difference(table, wanted, allow_borrowed=allow_borrowed)
+    plan = _Plan(table, difference, allow_borrowed=allow_borrowed)
+    problem = plan.problem() or plan.schedule(slice_bytes=slice_bytes, staging_bytes=staging_bytes)
+    if problem is not None:
+        return Refusal(
             layout_from=layout_from,
             layout_to=layout_to,
             reason=f"{layout_from} → {layout_to}: {problem.reason}",
@@ -74,8 +58,18 @@ def plan_switch(
             needed_slots=problem.needed_slots,
             free_slots=problem.free_slots,
         )
-    assert refusal is not None
-    return refusal
+    return SwitchManifest(
+        layout_from=layout_from,
+        layout_to=layout_to,
+        epoch=epoch,
+        weights=weights,
+        kv=difference.kv,
+        boundary_chunks=plan.boundary,
+        layer_chunks=plan.layered,
+        released=plan.released(),
+        weight_bytes_per_layer=weight_bytes_per_layer if weights is Primitive.ALL_GATHER else 0,
+        kv_bytes_per_layer=plan.received_bytes(slice_bytes),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +129,11 @@ class _Plan:
             return _Problem(reason=f"staging of {staging_bytes} bytes cannot hold one move of {unit} bytes")
         targets = self._targets()
         if not evacuees:
-            layered = self._run(self._difference.needs, *targets, capacity=slices)
-            self.layered = layered or ()
-            return None if layered is not None else self._blocked(slices)
-        if self._schedule_evacuation(evacuees, *targets, slices=slices, pages=pages):
-            return None
-        boundary = self._run(self._difference.needs, *targets, capacity=pages)
-        self.boundary = boundary or ()
-        return None if boundary is not None else self._blocked(pages)
+            self.layered = self._run(self._difference.needs, *targets, capacity=slices)
+        elif not self._schedule_evacuation(evacuees, *targets, slices=slices, pages=pages):
+            # Free slots alone do not take the evacuees: permute whole pages in place.
+            self.boundary = self._run(self._difference.needs, *targets, capacity=pages)
+        return None
 
     def released(self) -> tuple[SlotRef, ...]:
         """Slots that hold a page before or during the switch, and none after it."""
@@ -216,7 +207,7 @@ class _Plan:
         reusable: frozenset[SlotKey],
         *,
         capacity: int,
-    ) -> tuple[Chunk, ...] | None:
+    ) -> tuple[Chunk, ...]:
         scheduler = ChunkScheduler(
             needs, free=free, reusable=reusable, capacity=capacity, num_ranks=self._table.num_ranks
         )
@@ -242,15 +233,6 @@ class _Plan:
             for need in self._difference.needs
             if (need.page, need.dst) not in delivered
         ]
-        layered = self._run(rest, evacuation.free, reusable | evacuation.temporary, capacity=slices)
-        if layered is None:
-            return False
         self.boundary = pack(evacuation.moves, capacity=pages)
-        self.layered = layered
+        self.layered = self._run(rest, evacuation.free, reusable | evacuation.temporary, capacity=slices)
         return True
-
-    def _blocked(self, capacity: int) -> _Problem:
-        return _Problem(
-            reason=f"pages block each other's slots and staging holds only {capacity} of them at a time; "
-            "raise the staging size or free some slots"
-        )

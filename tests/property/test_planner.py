@@ -104,7 +104,7 @@ def random_case(seed: int, *, pins: bool = True, ample_staging: bool = False) ->
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(SEEDS)
 def test_manifests_deliver_exactly_what_is_wanted(seed: int) -> None:
     case = random_case(seed)
@@ -130,7 +130,7 @@ def test_manifests_deliver_exactly_what_is_wanted(seed: int) -> None:
                 assert case.table.row(page)[rank] == slot
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(SEEDS)
 def test_refusals_are_justified(seed: int) -> None:
     case = random_case(seed)
@@ -142,13 +142,12 @@ def test_refusals_are_justified(seed: int) -> None:
         assert plan.needed_slots > plan.free_slots
         assert plan.rank is not None
     elif isinstance(plan, Refusal):
-        # Only staging is left as a reason, and it would not be one with room for all pages.
+        # Only staging is left as a reason, and only where it cannot hold one move.
         assert "staging" in plan.reason
-        ample = Case(case.table, case.wanted, case.layout_from, case.layout_to, 1000 * LAYER_BYTES)
-        assert isinstance(ample.plan(), SwitchManifest)
+        assert case.staging_bytes < case.table.arena.slot_bytes
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(SEEDS)
 def test_with_ample_staging_whatever_fits_is_planned(seed: int) -> None:
     case = random_case(seed, ample_staging=True)

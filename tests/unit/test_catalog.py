@@ -9,7 +9,7 @@ from splash_core.layout.layout import Layout, Matrix
 from splash_core.layout.memory import MemoryAccount
 from splash_core.layout.slots import ArenaMap, matrix_elements
 from splash_core.spec.catalogue import named_spec
-from splash_core.units import GIB, MIB
+from splash_core.units import GIB, MIB, Tokens
 
 SPEC = replace(named_spec("deepseek-v3"), max_positions=1 << 24)
 
@@ -36,13 +36,18 @@ def account(*, heads: int = 128, num_ranks: int = 4, hbm_bytes: int = 140 * GIB)
 
 def test_an_arena_holds_what_its_slots_hold() -> None:
     slots = arena()
-    small, large = len(slots.ordinary) * 64, (len(slots.ordinary) + len(slots.borrowed)) * 64
+    small = Tokens(len(slots.ordinary) * 64)
+    large = Tokens(small + len(slots.borrowed) * 64)
     assert large > small
     assert dict(catalog_of_arena(SPEC, slots)) == {
         Layout.TP: FeasibleLayout(layout=Layout.TP, distinct_tokens=large, longest_context=large),
-        Layout.CP: FeasibleLayout(layout=Layout.CP, distinct_tokens=4 * small, longest_context=4 * small),
-        Layout.DP: FeasibleLayout(layout=Layout.DP, distinct_tokens=4 * small, longest_context=small),
-        Layout.DOP: FeasibleLayout(layout=Layout.DOP, distinct_tokens=4 * large, longest_context=large),
+        Layout.CP: FeasibleLayout(
+            layout=Layout.CP, distinct_tokens=Tokens(4 * small), longest_context=Tokens(4 * small)
+        ),
+        Layout.DP: FeasibleLayout(layout=Layout.DP, distinct_tokens=Tokens(4 * small), longest_context=small),
+        Layout.DOP: FeasibleLayout(
+            layout=Layout.DOP, distinct_tokens=Tokens(4 * large), longest_context=large
+        ),
     }
 
 

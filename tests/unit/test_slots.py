@@ -58,7 +58,7 @@ def test_deepseek_v3_loses_the_gap_that_the_design_states() -> None:
     assert arena.layer_slice_bytes == 64 * 576 * 2
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     heads=st.integers(1, 12),
     layers=st.integers(1, 4),
@@ -80,9 +80,8 @@ def test_places_are_aligned_disjoint_and_lowest(
         assert place.own_end % slot == 0
         assert end <= place.offset < end + slot
         assert place.offset % elem_bytes == 0
-        inside = [
-            s for s in range(arena.num_slots) if place.own_end <= s * slot and (s + 1) * slot <= place.end
-        ]
+        near = range(place.offset // slot, place.end // slot + 1)
+        inside = [each for each in near if place.own_end <= each * slot and (each + 1) * slot <= place.end]
         assert list(place.borrowed) == inside
         end = place.end
     assert arena.borrowed == tuple(slot for place in arena.places.values() for slot in place.borrowed)
