@@ -12,6 +12,7 @@ from splash_core.scheduling.sequence import Sequence
 from splash_core.scheduling.step import NewSequence, TableUpdate
 
 Rows = tuple[tuple[int, ...], ...]
+RowOf = Callable[[PageId], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +40,36 @@ class Mirrors:
         """True when the ranks mirror the sequence."""
         return seq in self._rows
 
-    def delta(
-        self, sequences: Iterable[Sequence], row_of: Callable[[PageId], tuple[int, ...]]
-    ) -> MirrorDelta:
-        """Bring the mirrors of `sequences` up to date.
+    def appended(self, sequences: Iterable[Sequence], row_of: RowOf) -> MirrorDelta:
+        """Tell what `sequences` have gained; no page has moved since the last plan.
 
         Args:
-            sequences: those in the step, and after a manifest all that it may have moved.
+            sequences: those in the step.
             row_of: a page's slot on each rank.
         """
+
+        def rows(sequence: Sequence, before: Rows) -> Rows:
+            return (*before, *(row_of(page) for page in sequence.pages[len(before) :]))
+
+        return self._delta(sequences, rows)
+
+    def moved(self, sequences: Iterable[Sequence], row_of: RowOf) -> MirrorDelta:
+        """Tell all differences: a manifest may have moved any page of any sequence.
+
+        Args:
+            sequences: those in the step and all others that the ranks know.
+            row_of: a page's slot on each rank.
+        """
+
+        def rows(sequence: Sequence, before: Rows) -> Rows:
+            del before
+            return tuple(row_of(page) for page in sequence.pages)
+
+        return self._delta(sequences, rows)
+
+    def _delta(
+        self, sequences: Iterable[Sequence], rows_now: Callable[[Sequence, Rows], Rows]
+    ) -> MirrorDelta:
         finished = tuple(self._dropped)
         self._dropped.clear()
         started: list[NewSequence] = []
@@ -56,7 +78,7 @@ class Mirrors:
             if sequence.seq not in self._rows:
                 started.append(_new(sequence))
             before = self._rows.get(sequence.seq, ())
-            now = tuple(row_of(page) for page in sequence.pages)
+            now = rows_now(sequence, before)
             same = _common_prefix(before, now)
             if same < max(len(before), len(now)):
                 tables.append(TableUpdate(seq=sequence.seq, first_page=same, slots=now[same:]))
@@ -79,6 +101,6 @@ def _new(sequence: Sequence) -> NewSequence:
 
 def _common_prefix(before: Rows, now: Rows) -> int:
     for index, (old, new) in enumerate(zip(before, now, strict=False)):
-        if old != new:
+        if old is not new and old != new:
             return index
     return min(len(before), len(now))

@@ -3,9 +3,9 @@
 from splash_core.ids import StepId
 from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
 from splash_core.scheduling.batching import Rows
-from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.mirror import MirrorDelta, Mirrors
 from splash_core.scheduling.residency import Present, Residency
-from splash_core.scheduling.sequence import Roster
+from splash_core.scheduling.sequence import Roster, Sequence
 from splash_core.scheduling.step import SequenceStep, StepPlan
 from splash_core.scheduling.switching import Boundary
 from splash_core.spec.model import ModelSpec
@@ -27,12 +27,7 @@ class PlanWriter:
 
     def write(self, rows: tuple[Rows, ...], boundary: Boundary) -> StepPlan:
         """The plan of the next step."""
-        touched = [entry.sequence for entry in rows]
-        if boundary.manifest is not None:
-            running = {sequence.seq for sequence in touched}
-            known = (sequence for sequence in self._roster if self._mirrors.knows(sequence.seq))
-            touched.extend(sequence for sequence in known if sequence.seq not in running)
-        delta = self._mirrors.delta(touched, self._residency.table.row)
+        delta = self._delta([entry.sequence for entry in rows], boundary)
         chunks = [ChunkShape(entry.sequence.cached, entry.count) for entry in rows]
         self.num_steps += 1
         return StepPlan(
@@ -48,6 +43,15 @@ class PlanWriter:
             form=choose_form(self._spec, self._present.rule, chunks),
             cp_storage=choose_cp_storage(self._spec, self._present.rule, chunks),
         )
+
+    def _delta(self, running: list[Sequence], boundary: Boundary) -> MirrorDelta:
+        row_of = self._residency.table.row
+        if boundary.manifest is None:
+            return self._mirrors.appended(running, row_of)
+        others = {sequence.seq: sequence for sequence in self._roster if self._mirrors.knows(sequence.seq)}
+        for sequence in running:
+            others.pop(sequence.seq, None)
+        return self._mirrors.moved([*running, *others.values()], row_of)
 
 
 def _sequence_step(entry: Rows) -> SequenceStep:

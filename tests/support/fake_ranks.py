@@ -211,7 +211,9 @@ class FakeRanks:
             assert len({ranks[0] for ranks in holders}) == 1
         if history is KvHistory.STRIPED:
             size = self.arena.num_ranks
-            assert all((ranks[0] - holders[0][0]) % size == index % size for index, ranks in enumerate(holders))
+            assert all(
+                (ranks[0] - holders[0][0]) % size == index % size for index, ranks in enumerate(holders)
+            )
 
     def _report(
         self, plan: StepPlan, tokens: list[list[SampledToken]], scores: list[list[PromptLogprobs]]

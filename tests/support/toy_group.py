@@ -139,9 +139,7 @@ class ToyGroup:
         return Completion(**{**fields, **changes})  # type: ignore[arg-type]
 
     def claim(self, grant: Grant, writer: str = "writer") -> None:
-        self.scheduler.claim(
-            grant.lease, attempt=grant.attempt, incarnation=grant.incarnation, writer=writer
-        )
+        self.scheduler.claim(grant.lease, attempt=grant.attempt, incarnation=grant.incarnation, writer=writer)
 
     def land(self, grant: Grant, writer: str = "writer") -> None:
         self.take(self.scheduler.landed(self.completion(grant, writer)))
@@ -153,12 +151,19 @@ class ToyGroup:
 
     def begin(self) -> bool:
         """Plan a step; False when there is nothing to run."""
+        ended = {
+            seq
+            for seq, request in self.requests.items()
+            if request.finished or request.cancelled or request.released
+        }
         self.plan = self.scheduler.next_plan()
         self.scheduler.check_integrity()
         if self.plan is None:
             self.take(self.scheduler.take_events())
             return False
         self.plans.append(self.plan)
+        gone = self.ranks.mirrors.keys() & ended
+        assert gone <= set(self.plan.finished), "ranks keep sequences that have ended"
         return True
 
     def end(self) -> tuple[Event, ...]:
@@ -213,4 +218,3 @@ class ToyGroup:
             assert rank.kv == rank.quarantined == 0
             assert rank.slots == rank.free + rank.weights
         assert self.scheduler.kv_tokens().used == 0
-
