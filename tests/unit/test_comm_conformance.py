@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.comm_cases import Script, assert_matches, run_script, scripts
-from tests.support.shm_threads import run_on_shm
 from torch import Tensor
 
 from splash_core.dist.comm import Comm
 from splash_core.dist.inprocess import run_ranks
+from tests.support.comm_cases import Script, assert_matches, run_script, scripts
+from tests.support.shm_threads import run_on_shm
 
 
 def _run_in_process(script: Script) -> list[list[Tensor]]:

@@ -9,6 +9,7 @@ import torch
 from splash_core.dist.comm import RankComms, Transfer
 from splash_core.dist.inprocess import run_ranks
 from splash_core.errors import DeadlineExceeded, GroupFailed, InvariantBroken
+from splash_core.ids import RankId
 
 
 def test_results_come_in_rank_order() -> None:
@@ -52,7 +53,7 @@ def test_different_calls_are_reported_by_name() -> None:
 
 def test_an_exchange_that_does_not_match_is_refused() -> None:
     def program(comms: RankComms) -> None:
-        peer = 1 - comms.compute.rank
+        peer = RankId(1 - comms.compute.rank)
         recv = Transfer(peer, torch.zeros(2 + comms.compute.rank))
         comms.compute.exchange([Transfer(peer, torch.zeros(3))], [recv], tag="pages")
 
@@ -78,7 +79,7 @@ def test_both_communicators_work_at_once_from_two_threads() -> None:
         moved = torch.zeros(1000)
 
         def switch() -> None:
-            peer = 1 - comms.transfer.rank
+            peer = RankId(1 - comms.transfer.rank)
             for step in range(20):
                 sent = torch.full((1000,), float(step + comms.transfer.rank))
                 comms.transfer.exchange([Transfer(peer, sent)], [Transfer(peer, moved)], tag="switch")
@@ -99,7 +100,7 @@ def test_a_receive_may_land_in_an_inference_tensor() -> None:
     def program(comms: RankComms) -> float:
         with torch.inference_mode():
             target = torch.zeros(4)
-        peer = 1 - comms.compute.rank
+        peer = RankId(1 - comms.compute.rank)
         comms.compute.exchange([Transfer(peer, torch.ones(4))], [Transfer(peer, target)], tag="pages")
         return target.sum().item()
 
