@@ -102,6 +102,10 @@ class WaitingRoom:
         """Serve the head of the queue for as long as there is room."""
         while self._waiters:
             waiter = self._waiters[0]
+            if waiter.grant.done():
+                # Cancelled, but its call has not run since: a grant would have no taker.
+                self._waiters.popleft()
+                continue
             try:
                 grant = self._reserve(waiter.arrival)
             except SplashError as error:
@@ -116,7 +120,9 @@ class WaitingRoom:
     def fail(self, error: SplashError) -> None:
         """Refuse everybody that waits."""
         while self._waiters:
-            self._waiters.popleft().grant.set_exception(error)
+            waiter = self._waiters.popleft()
+            if not waiter.grant.done():
+                waiter.grant.set_exception(error)
 
 
 def check_room(*, waiting: int, tokens: int, new_tokens: int, max_requests: int, max_tokens: int) -> None:
