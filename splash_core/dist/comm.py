@@ -4,7 +4,8 @@ Every call names its `tag` (what is moved, e.g. `tp.gather_rows`); `CountingComm
 each rank *receives from other ranks* per tag, which is how tests hold the code against design §4's formulas.
 
 Row collectives are "v" collectives: `counts[j]` is rank j's number of rows (dim 0), known to all ranks
-and free to be zero. All tensors are contiguous; all ranks call in the same order.
+and free to be zero. All tensors are contiguous; all ranks call in the same order, one thread at a time.
+With one rank a result may be the argument itself. What one exchange sends must not overlap what it receives.
 """
 
 from collections.abc import Sequence
