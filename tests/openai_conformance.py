@@ -323,15 +323,20 @@ class OpenAiConformance:
         assert finishes(server.chat_events(**fields)) == ["length"]
 
     def test_stop_token_ids(self, server: Server) -> None:
-        free = server.complete(temperature=0, logprobs=0, **ENDLESS)["choices"][0]
-        ids = server.post("/tokenize", {"prompt": free["text"], "add_special_tokens": False}).json()["tokens"]
-        stop = ids[3]
-        cut = server.complete(temperature=0, stop_token_ids=[stop], **ENDLESS)
+        free = server.chat(temperature=0, logprobs=True, **ENDLESS)["choices"][0]["logprobs"]["content"]
+        spelled = [bytes(entry["bytes"]) for entry in free]
+        # The first place, from the third token on, of a letter that can be named by its text.
+        place = next(index for index in range(2, 24) if spelled[index].isascii() and spelled[index])
+        place = spelled.index(spelled[place])
+        text = spelled[place].decode()
+        [stop] = server.post("/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"]
+        cut = server.chat(temperature=0, stop_token_ids=[stop], **ENDLESS)
         assert cut["choices"][0]["finish_reason"] == "stop"
-        assert cut["usage"]["completion_tokens"] <= 4
-        assert free["text"].startswith(cut["choices"][0]["text"])
-        later = server.complete(temperature=0, stop_token_ids=[stop], min_tokens=6, **ENDLESS)
-        assert later["usage"]["completion_tokens"] >= 6
+        assert cut["usage"]["completion_tokens"] == place
+        before = b"".join(spelled[:place]).decode(errors="replace")
+        assert cut["choices"][0]["message"]["content"] == before
+        later = server.chat(temperature=0, stop_token_ids=[stop], min_tokens=20, **ENDLESS)
+        assert later["usage"]["completion_tokens"] >= 20
 
     # ------------------------------------------------------------------------------------ logprobs
 

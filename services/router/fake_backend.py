@@ -161,14 +161,14 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
                 await abort(context, Unavailable("the decode group has died"))
             # Also without a delay: one token an event, as from a leader.
             await asyncio.sleep(backend.faults.token_delay_s)
+            if token in sampling.stop_token_ids and position >= sampling.min_tokens:
+                yield decode_pb2.DecodeEvent(
+                    finished=decode_pb2.DecodeFinished(reason="stop", stop_token=token)
+                )
+                return
             scores: list[common_pb2.TokenLogprobs] = []
             if sampling.HasField("logprobs"):
                 place = len(request.prompt) + position
                 scores = [backend.logprobs(request.prompt, place, token, sampling.logprobs)]
             yield decode_pb2.DecodeEvent(tokens=decode_pb2.DecodedTokens(tokens=[token], logprobs=scores))
-            if token in sampling.stop_token_ids and position + 1 >= sampling.min_tokens:
-                yield decode_pb2.DecodeEvent(
-                    finished=decode_pb2.DecodeFinished(reason="stop", stop_token=token)
-                )
-                return
         yield decode_pb2.DecodeEvent(finished=decode_pb2.DecodeFinished(reason="length"))

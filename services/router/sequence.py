@@ -41,11 +41,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """What ends a sequence's text."""
+    """What ends a sequence's text; stop tokens are the worker's, and are not among the tokens it sends."""
 
     stops: tuple[str, ...]
-    stop_token_ids: frozenset[int]
     min_tokens: int
+    """Stop strings count only in text of later tokens."""
 
 
 class SequenceText:
@@ -73,8 +73,6 @@ class SequenceText:
             self._held.append(entry)
             self._held_tokens += 1
             self._num_tokens += 1
-            if self._is_end(token):
-                continue
             text = self._detokenizer.push(token)
             self._num_chars += len(text)
             if self._num_tokens < self._rules.min_tokens:
@@ -92,10 +90,6 @@ class SequenceText:
         if scan.matched is not None:
             return self._piece(scan.text, finish="stop")
         return self._piece(scan.text + self._matcher.flush(), finish=reason)
-
-    def _is_end(self, token: int) -> bool:
-        """A stop token adds nothing to the text."""
-        return token in self._rules.stop_token_ids and self._num_tokens >= self._rules.min_tokens
 
     def _piece(self, text: str, *, finish: str | None) -> Piece:
         if not text and finish is None:

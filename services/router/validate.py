@@ -179,10 +179,7 @@ class RequestReader:
                 sampling = self._sampling.read(body, wanted, max_tokens=room, choice=choice)
                 name = f"{request_id}-{len(jobs)}"
                 jobs.append(SequenceJob(request_id=name, prompt=prompt, sampling=sampling))
-        first = jobs[0].sampling
-        rules = TextRules(
-            stops=stops, stop_token_ids=frozenset(first.stop_token_ids), min_tokens=first.min_tokens
-        )
+        rules = TextRules(stops=stops, min_tokens=jobs[0].sampling.min_tokens)
         return Work(
             jobs=tuple(jobs),
             rules=rules,
