@@ -6,11 +6,14 @@ from pathlib import Path
 import torch
 
 from splash_core.attention.batch import build_batch
+from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
+from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
 from splash_core.engine.decoder import hidden_rows, home_logits
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.switching import SwitchExecution
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
@@ -23,8 +26,11 @@ RowKey = tuple[SeqId, int]
 class LogitEngine(RankEngine):
     """Keeps `{(seq, position): logits}` of home rows in `rows` instead of drawing tokens."""
 
-    def _run_rows(self, plan, switch):
-        self.rows = getattr(self, "rows", {})
+    def __init__(self, ctx: RankContext, comms: RankComms, layout: Layout) -> None:
+        super().__init__(ctx, comms, layout)
+        self.rows: dict[RowKey, torch.Tensor] = {}
+
+    def _run_rows(self, plan: StepPlan, switch: SwitchExecution | None) -> tuple[tuple[()], tuple[()]]:
         batch = build_batch(
             plan,
             self._mirrors.tables(),
@@ -34,7 +40,7 @@ class LogitEngine(RankEngine):
             device=self.ctx.device,
         )
         attention = create_attention(plan.layout, self.ctx, batch)
-        wait = (lambda layer: None) if switch is None else switch.wait_layer
+        wait = _no_wait if switch is None else switch.wait_layer
         hidden = hidden_rows(self.ctx, batch, attention, wait)
         logits = home_logits(self.ctx, hidden, batch.counts)
         for row, values in zip(range(batch.num_rows)[batch.home], logits, strict=True):
@@ -50,26 +56,41 @@ def run_plans(
     layout: Layout,
     plans: Sequence[StepPlan],
     dtype: torch.dtype,
-    wrap_comms=lambda comms: comms,
+    *,
+    traffic: list[dict[str, Traffic]] | None = None,
 ) -> dict[RowKey, torch.Tensor]:
-    """All rows' logits after running `plans` on T in-process ranks."""
+    """All rows' logits after running `plans` on T in-process ranks.
+
+    `traffic`, if given, receives each rank's counters of the *last* plan.
+    """
+    counters: dict[int, dict[str, Traffic]] = {}
 
     def rank_main(comms: RankComms) -> dict[RowKey, torch.Tensor]:
+        counting = CountingComm(comms.compute)
         engine = LogitEngine.load(
             checkpoint,
             spec=spec,
             arena=arena,
             memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8),
-            comms=wrap_comms(comms),
+            comms=RankComms(compute=counting, transfer=comms.transfer, device=comms.device),
             dtype=dtype,
             layout=layout,
         )
         for plan in plans:
+            counting.reset()
             engine.step(plan)
+        counters[comms.compute.rank] = counting.traffic
+        assert isinstance(engine, LogitEngine)
         return engine.rows
 
     merged: dict[RowKey, torch.Tensor] = {}
     for rows in run_ranks(arena.num_ranks, rank_main):
         assert not merged.keys() & rows.keys(), "a row is at home on two ranks"
         merged.update(rows)
+    if traffic is not None:
+        traffic.extend(counters[rank] for rank in range(arena.num_ranks))
     return merged
+
+
+def _no_wait(layer: int) -> None:
+    del layer

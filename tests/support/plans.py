@@ -36,9 +36,10 @@ class PlanBuilder:
         self.epoch = Epoch(0)
         self.sequences: dict[SeqId, PlannedSequence] = {}
         self._step = 0
-        self._finished: list[SeqId] = []
 
-    def start(self, tokens: list[int], *, num_prompt: int | None = None, sampling=None) -> SeqId:
+    def start(
+        self, tokens: list[int], *, num_prompt: int | None = None, sampling: SamplingParams | None = None
+    ) -> SeqId:
         seq = SeqId(len(self.sequences))
         owner = RankId(seq % self.arena.num_ranks)
         self.sequences[seq] = PlannedSequence(
@@ -108,7 +109,7 @@ class PlanBuilder:
             cp_storage=cp_storage,
         )
 
-    def switch(self, layout: Layout, rows: dict[SeqId, int], *, mode: SwitchMode, **kwargs) -> StepPlan:
+    def switch(self, layout: Layout, rows: dict[SeqId, int], *, mode: SwitchMode) -> StepPlan:
         """A plan that switches first and then runs rows in the new layout."""
         wanted = {}
         for seq, state in self.sequences.items():
@@ -130,7 +131,7 @@ class PlanBuilder:
         assert not isinstance(manifest, Refusal), manifest
         self.table.apply(manifest)
         self.epoch, self.layout = manifest.epoch, layout
-        return self.step(rows, manifest=manifest, mode=mode, **kwargs)
+        return self.step(rows, manifest=manifest, mode=mode)
 
     def _placement(self, seq: SeqId, owner: RankId, layout: Layout | None = None) -> KvPlacement:
         return RULES[layout or self.layout].placement(

@@ -1,0 +1,269 @@
+"""Whole groups without services: the leader's scheduler drives real engines on threads or processes.
+
+`Group` is one group; `Pair` is a prefill and a decode group with the handoff between them done
+as in production (plan, claim, page copies, completion), only that a push is a copy between two tensors.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from splash_core.errors import Conflict
+from splash_core.ids import GroupId, RequestId, SeqId
+from splash_core.layout.layout import Layout
+from splash_core.layout.slots import ArenaMap, page_bytes
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.events import (
+    Event,
+    FinishedEvent,
+    PrefilledEvent,
+    SwitchDeferred,
+    SwitchedEvent,
+    SwitchRefusedEvent,
+    TokenEvent,
+)
+from splash_core.scheduling.group import GroupScheduler
+from splash_core.scheduling.leases import Completion, Grant, handoff_checksum
+from splash_core.scheduling.roles import Role
+from splash_core.spec.model import ModelSpec
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.handoff import plan_handoff
+from splash_core.switch.manifest import Refusal, SwitchMode
+from tests.support.ranks import Ranks
+
+
+def arena_with(
+    spec: ModelSpec, *, num_ranks: int, page_size: int, elem_bytes: int, ordinary: int
+) -> ArenaMap:
+    """An arena with `ordinary` ordinary slots a rank."""
+    slot = page_bytes(spec, page_size=page_size, elem_bytes=elem_bytes)
+    probe = ArenaMap.build(
+        spec, num_ranks=num_ranks, page_size=page_size, elem_bytes=elem_bytes, arena_bytes=1 << 34
+    )
+    return ArenaMap.build(
+        spec,
+        num_ranks=num_ranks,
+        page_size=page_size,
+        elem_bytes=elem_bytes,
+        arena_bytes=(probe.ordinary[0] + ordinary) * slot,
+    )
+
+
+class Group:
+    """A scheduler and the ranks that execute its plans; `reset` starts a new life in any layout."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.arena = ranks.arena
+        self.spec = ranks.spec
+        self.scheduler: GroupScheduler
+
+    def reset(self, layout: Layout, config: SchedulerConfig) -> None:
+        """Fresh scheduler, arenas as after loading."""
+        self.ranks.ask(layout)
+        self.scheduler = GroupScheduler(
+            spec=self.spec, arena=self.arena, layout=layout, config=config, clock=lambda: 0.0
+        )
+
+    def step(self) -> tuple[Event, ...]:
+        """One step if there is anything to do."""
+        plan = self.scheduler.next_plan()
+        if plan is None:
+            return self.scheduler.take_events()
+        events = self.scheduler.complete(self.ranks.ask(plan))
+        self.scheduler.check_integrity()
+        return events
+
+    def page(self, rank: int, slot: int) -> torch.Tensor:
+        """The bytes of a slot."""
+        size = self.arena.slot_bytes
+        return self.ranks.memories[rank][slot * size : (slot + 1) * size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One request of a schedule."""
+
+    arrives: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    cancelled: int | None = None
+    """Tick at which the client leaves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One switch of a schedule."""
+
+    tick: int
+    phase: Role
+    layout: Layout
+    mode: SwitchMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A deterministic little history of a deployment."""
+
+    asks: tuple[Ask, ...]
+    turns: tuple[Turn, ...]
+    layouts: tuple[Layout, Layout]
+    """Initial layouts of prefill and decode."""
+    chunk_tokens: int
+    overcommit: float = 1.0
+    """Of decode's admission: above 1, sequences are preempted and recomputed."""
+
+
+@dataclass
+class Outcome:
+    """What came of a schedule: tokens per request, and the switches that were executed or refused."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, str] = field(default_factory=dict)
+    switched: list[SwitchedEvent] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+
+
+class Pair:
+    """A prefill group and a decode group."""
+
+    def __init__(self, prefill: Group, decode: Group) -> None:
+        self.prefill, self.decode = prefill, decode
+
+    def run(self, schedule: Schedule, *, switching: bool = True, max_ticks: int = 2000) -> Outcome:
+        """Play a schedule to its end; afterwards neither group may hold a page."""
+        for group, role, layout in (
+            (self.prefill, Role.PREFILL, schedule.layouts[0]),
+            (self.decode, Role.DECODE, schedule.layouts[1]),
+        ):
+            group.reset(
+                layout,
+                SchedulerConfig(
+                    role=role,
+                    group=GroupId(role.value),
+                    chunk_tokens=schedule.chunk_tokens,
+                    admission_overcommit=schedule.overcommit,
+                ),
+            )
+        return _Play(self, schedule, switching).run(max_ticks)
+
+
+class _Play:
+    def __init__(self, pair: Pair, schedule: Schedule, switching: bool) -> None:
+        self._groups = {Role.PREFILL: pair.prefill, Role.DECODE: pair.decode}
+        self._prefill, self._decode = pair.prefill, pair.decode
+        self._schedule = schedule
+        self._turns = list(schedule.turns) if switching else []
+        self._queue: deque[int] = deque()
+        self._grants: dict[int, Grant] = {}
+        self._prefill_seq: dict[int, SeqId] = {}
+        self._gone: set[int] = set()
+        self.outcome = Outcome()
+
+    def run(self, max_ticks: int) -> Outcome:
+        for tick in range(max_ticks):
+            self._arrivals(tick)
+            self._reserve()
+            self._switches(tick)
+            for role, group in self._groups.items():
+                for event in group.step():
+                    self._on_event(role, event)
+            if tick > self._last_tick and not self._turns and not self._busy():
+                break
+        else:
+            raise AssertionError(f"not drained after {max_ticks} ticks")
+        for group in self._groups.values():
+            group.scheduler.check_integrity()
+            audit = group.scheduler.audit()
+            assert audit.pages_held == 0, audit
+        return self.outcome
+
+    @property
+    def _last_tick(self) -> int:
+        asks = [max(ask.arrives, ask.cancelled or 0) for ask in self._schedule.asks]
+        return max([*asks, *(turn.tick for turn in self._schedule.turns)], default=0)
+
+    def _busy(self) -> bool:
+        left = any(group.scheduler.count() for group in self._groups.values())
+        return bool(self._queue) or left
+
+    def _arrivals(self, tick: int) -> None:
+        for index, ask in enumerate(self._schedule.asks):
+            if ask.arrives == tick:
+                self.outcome.tokens[index] = []
+                self._queue.append(index)
+            if ask.cancelled == tick:
+                self._cancel(index)
+
+    def _cancel(self, index: int) -> None:
+        self._gone.add(index)
+        if index in self._queue:
+            self._queue.remove(index)
+        if index in self._prefill_seq:
+            self._prefill.scheduler.cancel(self._prefill_seq[index])
+        if index in self._grants:
+            self._decode.scheduler.cancel(self._grants[index].seq)
+
+    def _reserve(self) -> None:
+        while self._queue:
+            ask = self._schedule.asks[self._queue[0]]
+            name = RequestId(str(self._queue[0]))
+            grant = self._decode.scheduler.reserve(name, ask.prompt, ask.sampling)
+            if grant is None:
+                return
+            index = self._queue.popleft()
+            self._grants[index] = grant
+            self._prefill_seq[index] = self._prefill.scheduler.add(name, ask.prompt, ask.sampling)
+
+    def _switches(self, tick: int) -> None:
+        for turn in [turn for turn in self._turns if turn.tick <= tick]:
+            scheduler = self._groups[turn.phase].scheduler
+            try:
+                answer = scheduler.request_switch(turn.layout, turn.mode)
+            except Conflict:
+                continue  # another one is scheduled: ask again at the next tick
+            if isinstance(answer, SwitchDeferred):
+                continue
+            self._turns.remove(turn)
+            if isinstance(answer, Refusal):
+                self.outcome.refused.append(answer)
+
+    def _on_event(self, role: Role, event: Event) -> None:
+        if isinstance(event, TokenEvent):
+            self.outcome.tokens[int(event.request_id)].append(event.token)
+        elif isinstance(event, FinishedEvent) and role is Role.DECODE:
+            self.outcome.finished[int(event.request_id)] = event.reason.value
+        elif isinstance(event, PrefilledEvent):
+            self._hand_over(event)
+        elif isinstance(event, SwitchedEvent):
+            self.outcome.switched.append(event)
+        elif isinstance(event, SwitchRefusedEvent):
+            self.outcome.refused.append(event.refusal)
+
+    def _hand_over(self, event: PrefilledEvent) -> None:
+        index = int(event.request_id)
+        grant = self._grants[index]
+        assert event.first_token is not None
+        if index not in self._gone:
+            keys = {"attempt": grant.attempt, "incarnation": grant.incarnation, "writer": "prefill"}
+            self._decode.scheduler.claim(grant.lease, **keys)
+            for write in plan_handoff(self._prefill.scheduler.copies(event.seq), grant.pages):
+                target = self._decode.page(write.dst, write.dst_slot)
+                target.copy_(self._prefill.page(write.src, write.src_slot))
+            done = Completion(
+                lease=grant.lease,
+                num_tokens=len(self._schedule.asks[index].prompt),
+                checksum=handoff_checksum(grant.pages),
+                first_token=event.first_token,
+                **keys,
+            )
+            for landed in self._decode.scheduler.landed(done):
+                self._on_event(Role.DECODE, landed)
+        self._prefill.scheduler.release(event.seq)
+
+
+def outputs(events: Sequence[Event]) -> list[int]:
+    """Tokens of a single sequence's events."""
+    return [event.token for event in events if isinstance(event, TokenEvent)]

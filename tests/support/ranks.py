@@ -1,0 +1,190 @@
+"""T engines that stay loaded and answer plans: on threads of this process, or on gloo processes."""
+
+import multiprocessing
+import queue
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from splash_core.attention.context import RankContext
+from splash_core.dist.comm import RankComms
+from splash_core.dist.inprocess import run_ranks
+from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
+from splash_core.engine.engine import RankEngine
+from splash_core.layout.layout import Layout
+from splash_core.layout.slots import ArenaMap
+from splash_core.spec.model import ModelSpec
+
+ANSWER_WITHIN_S = 120
+
+
+class Ranks(Protocol):
+    """A message is a `Layout` (start a new life in it), a `StepPlan`, or None (end)."""
+
+    arena: ArenaMap
+    spec: ModelSpec
+    memories: list[torch.Tensor]
+
+    def ask(self, message: Any) -> list[Any]: ...
+
+
+class RankLoop:
+    """One rank's engine between messages. Loaded images are kept, so a new life costs one copy."""
+
+    def __init__(
+        self, checkpoint: Path, arena: ArenaMap, memory: torch.Tensor, comms: RankComms, dtype: torch.dtype
+    ) -> None:
+        self._checkpoint, self._arena, self._memory = checkpoint, arena, memory
+        self._spec = ModelSpec.from_checkpoint(checkpoint)
+        self._comms, self._dtype = comms, dtype
+        self._loaded: dict[Layout, tuple[RankContext, torch.Tensor]] = {}
+        self._engine: RankEngine | None = None
+
+    def answer(self, message: Any) -> Any:
+        if not isinstance(message, Layout):
+            assert self._engine is not None
+            return self._engine.step(message)
+        if message not in self._loaded:
+            self._memory.zero_()
+            engine = RankEngine.load(
+                self._checkpoint,
+                spec=self._spec,
+                arena=self._arena,
+                memory=self._memory,
+                comms=self._comms,
+                dtype=self._dtype,
+                layout=message,
+            )
+            self._loaded[message] = engine.ctx, self._memory.clone()
+        ctx, image = self._loaded[message]
+        self._memory.copy_(image)
+        self._engine = RankEngine(ctx, self._comms, message)
+        return comms_rank(self._comms)
+
+
+def comms_rank(comms: RankComms) -> int:
+    return int(comms.compute.rank)
+
+
+class ThreadRanks:
+    """Ranks as threads over the in-process communicator."""
+
+    def __init__(self, checkpoint: Path, arena: ArenaMap, *, dtype: torch.dtype = torch.float64) -> None:
+        self.arena, self.spec = arena, ModelSpec.from_checkpoint(checkpoint)
+        self.memories = [torch.zeros(arena.arena_bytes, dtype=torch.uint8) for _ in range(arena.num_ranks)]
+        self._inboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
+        self._outboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
+
+        def rank_main(comms: RankComms) -> None:
+            rank = comms_rank(comms)
+            loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype)
+            _serve(loop, self._inboxes[rank].get, self._outboxes[rank].put)
+
+        self._thread = threading.Thread(
+            target=run_ranks, args=(arena.num_ranks, rank_main), kwargs={"timeout_s": 3600.0}, daemon=True
+        )
+        self._thread.start()
+
+    def ask(self, message: Any) -> list[Any]:
+        for inbox in self._inboxes:
+            inbox.put(message)
+        return _checked([outbox.get(timeout=ANSWER_WITHIN_S) for outbox in self._outboxes])
+
+    def close(self) -> None:
+        for inbox in self._inboxes:
+            inbox.put(None)
+        self._thread.join(ANSWER_WITHIN_S)
+
+
+class ProcessRanks:
+    """Ranks as spawned processes over gloo; arenas are shared memory, so a test can copy pages."""
+
+    def __init__(
+        self, checkpoint: Path, arena: ArenaMap, folder: Path, *, dtype: torch.dtype = torch.float64
+    ) -> None:
+        self.arena, self.spec = arena, ModelSpec.from_checkpoint(checkpoint)
+        self.memories = [
+            torch.zeros(arena.arena_bytes, dtype=torch.uint8).share_memory_() for _ in range(arena.num_ranks)
+        ]
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(arena.num_ranks):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_process_main,
+                args=(rank, checkpoint, _portable(arena, dtype), self.memories[rank], folder, there, dtype),
+                daemon=True,
+            )
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def ask(self, message: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send(message)
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            assert pipe.poll(ANSWER_WITHIN_S), f"rank {rank} does not answer {message!r:.80}"
+            answers.append(pipe.recv())
+        return _checked(answers)
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(ANSWER_WITHIN_S)
+            assert process.exitcode == 0, process.exitcode
+
+
+def _process_main(
+    rank: int,
+    checkpoint: Path,
+    arena_arguments: dict[str, int],
+    memory: torch.Tensor,
+    folder: Path,
+    pipe: Connection,
+    dtype: torch.dtype,
+) -> None:
+    torch.set_num_threads(1)
+    spec = ModelSpec.from_checkpoint(checkpoint)
+    arena = ArenaMap.build(spec, **arena_arguments)
+    config = LaunchConfig(
+        rank=rank,
+        num_ranks=arena.num_ranks,
+        rendezvous=f"file://{folder}/rendezvous",
+        backend=Backend.GLOO,
+        device=torch.device("cpu"),
+    )
+    with rank_comms(config) as comms:
+        _serve(RankLoop(checkpoint, arena, memory, comms, dtype), pipe.recv, pipe.send)
+
+
+def _portable(arena: ArenaMap, dtype: torch.dtype) -> dict[str, int]:
+    """What `ArenaMap.build` needs to make the same map in another process."""
+    return {
+        "num_ranks": arena.num_ranks,
+        "page_size": arena.page_size,
+        "elem_bytes": dtype.itemsize,
+        "arena_bytes": arena.arena_bytes,
+    }
+
+
+def _serve(loop: RankLoop, receive: Callable[[], Any], send: Callable[[Any], None]) -> None:
+    while (message := receive()) is not None:
+        try:
+            send(loop.answer(message))
+        except Exception as failure:
+            send(failure)
+            raise
+
+
+def _checked(answers: list[Any]) -> list[Any]:
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers

@@ -1,0 +1,111 @@
+"""What crosses ranks in attention, byte for byte as design §4 says: no layout quietly gathers everything."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from splash_core.ids import SeqId
+from splash_core.layout.forms import CpStorage
+from splash_core.layout.layout import Layout
+from splash_core.spec.model import ModelSpec
+from tests.support.group import arena_with
+from tests.support.logit_engine import run_plans
+from tests.support.plans import PlanBuilder
+
+T = 4
+B = 8
+CONTEXT = 37
+"""Ten pages of 4: every rank holds pages of every sequence in CP."""
+FLOAT = 4
+
+
+class Step:
+    """Traffic of one decode step (or one chunk) of B sequences with equal contexts."""
+
+    def __init__(
+        self, checkpoint: Path, layout: Layout, *, chunk: int = 1, storage: CpStorage = CpStorage.PASS_Q
+    ) -> None:
+        self.spec = ModelSpec.from_checkpoint(checkpoint)
+        arena = arena_with(self.spec, num_ranks=T, page_size=4, elem_bytes=FLOAT, ordinary=160)
+        builder = PlanBuilder(arena, layout)
+        tokens = [list(range(3 + seq, 3 + seq + CONTEXT + chunk)) for seq in range(B)]
+        seqs = [builder.start(each) for each in tokens]
+        plans = [builder.step(dict.fromkeys(seqs, CONTEXT))]
+        plans.append(builder.step(dict.fromkeys(seqs, chunk), cp_storage=storage))
+        self.ranks = []
+        rows = run_plans(checkpoint, self.spec, arena, layout, plans, torch.float32, traffic=self.ranks)
+        assert (SeqId(B - 1), CONTEXT + chunk - 1) in rows
+        self.num_rows = B * chunk
+
+    def bytes(self, tag: str) -> list[int]:
+        """Received per layer on each rank under a tag."""
+        received = [rank[tag].received_bytes if tag in rank else 0 for rank in self.ranks]
+        assert all(each % self.spec.layers == 0 for each in received)
+        return [each // self.spec.layers for each in received]
+
+    def attention_tags(self) -> set[str]:
+        tags = {tag for rank in self.ranks for tag, traffic in rank.items() if traffic.received_bytes}
+        return {tag for tag in tags if not tag.startswith(("ffn.", "embed.", "head."))}
+
+
+def test_tp_gathers_latent_rows_and_scatters_the_output(tiny_v3: Path) -> None:
+    step = Step(tiny_v3, Layout.TP)
+    spec, others = step.spec, B - B // T
+    row = (spec.q_lora_rank or spec.hidden) + spec.kv_lora_rank + spec.rope_dim
+    assert step.attention_tags() == {"tp.gather_rows", "tp.scatter_out"}
+    assert step.bytes("tp.gather_rows") == [others * row * FLOAT] * T
+    assert step.bytes("tp.scatter_out") == [(B // T) * (T - 1) * spec.hidden * FLOAT] * T
+
+
+def test_dp_moves_nothing(tiny_v3: Path) -> None:
+    assert Step(tiny_v3, Layout.DP).attention_tags() == set()
+
+
+def test_dop_exchange_is_equation_4(tiny_v3: Path) -> None:
+    step = Step(tiny_v3, Layout.DOP)
+    spec, owned = step.spec, B // T
+    exchange = [
+        q + out
+        for q, out in zip(step.bytes("dop.q_to_owners"), step.bytes("dop.out_from_owners"), strict=True)
+    ]
+    per_row = spec.heads * (2 * spec.kv_lora_rank + spec.rope_dim) * FLOAT
+    assert exchange == [owned * per_row * (T - 1) // T] * T
+    assert step.bytes("dop.gather_q") == [(B - owned) * (spec.q_lora_rank or spec.hidden) * FLOAT] * T
+    assert step.attention_tags() == {
+        "dop.gather_q",
+        "dop.q_to_owners",
+        "dop.out_from_owners",
+        "dop.scatter_out",
+    }
+
+
+def test_cp_decode_moves_queries_and_no_kv_row(tiny_v3: Path) -> None:
+    step = Step(tiny_v3, Layout.CP)
+    spec = step.spec
+    assert step.attention_tags() == {"cp.q_to_owners", "cp.out_from_owners"}
+    assert sum(step.bytes("cp.route_kv_rows")) == 0
+    # Every rank holds pages of every sequence: each row goes to the T-1 ranks that are not its home.
+    query = (spec.q_lora_rank or spec.hidden) * FLOAT
+    answer = spec.heads * (spec.v_dim + 1) * FLOAT
+    assert sum(step.bytes("cp.q_to_owners")) == B * (T - 1) * query
+    assert sum(step.bytes("cp.out_from_owners")) == B * (T - 1) * answer
+
+
+def test_cp_pass_kv_gathers_the_history_once(tiny_v3: Path) -> None:
+    chunk = 8
+    step = Step(tiny_v3, Layout.CP, chunk=chunk, storage=CpStorage.PASS_KV)
+    spec = step.spec
+    row = (spec.kv_lora_rank + spec.rope_dim) * FLOAT
+    pages = -(-CONTEXT // 4)
+    assert step.attention_tags() == {"cp.gather_kv_rows", "cp.gather_history"}
+    assert sum(step.bytes("cp.gather_kv_rows")) == B * chunk * (T - 1) * row
+    assert sum(step.bytes("cp.gather_history")) == B * pages * 4 * (T - 1) * row
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_ffn_gathers_rows_and_scatters_home_in_every_layout(layout: Layout, tiny_v3: Path) -> None:
+    step = Step(tiny_v3, layout)
+    hidden = step.spec.hidden * FLOAT
+    assert sum(step.bytes("ffn.gather_rows")) == B * (T - 1) * hidden
+    assert sum(step.bytes("ffn.scatter_out")) == B * (T - 1) * hidden
