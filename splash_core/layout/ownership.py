@@ -44,6 +44,7 @@ class PageTable:
             SlotPool(ordinary=arena.ordinary, borrowed=arena.borrowed) for _ in range(arena.num_ranks)
         )
         self._pages: dict[PageId, _Page] = {}
+        self._users: dict[tuple[RankId, SlotId], PageId] = {}
         self._next_page = 0
 
     @property
@@ -75,6 +76,7 @@ class PageTable:
         page = PageId(self._next_page)
         self._next_page += 1
         self._pages[page] = _Page(slots=slots)
+        self._users.update(((rank, slot), page) for rank, slot in slots.items())
         return page
 
     def copies(self, page: PageId) -> tuple[PageCopy, ...]:
@@ -149,23 +151,27 @@ class PageTable:
         Raises:
             InvariantBroken: the manifest does not fit this table (and the table is then unusable).
         """
-        before = self._users()
-        after = dict(before)
+        # Only slots that the manifest touches are looked at: a relocation must not cost a scan.
+        after: dict[tuple[RankId, SlotId], PageId | None] = {}
         for move in manifest.moves:
+            source = (move.src, move.src_slot)
             after[move.dst, move.dst_slot] = move.page
-            if move.src == move.dst and after.get((move.src, move.src_slot)) == move.page:
-                del after[move.src, move.src_slot]
+            if move.src == move.dst and after.get(source, self._users.get(source)) == move.page:
+                after[source] = None
         for ref in manifest.released:
-            after.pop((ref.rank, ref.slot), None)
-        changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+            after[ref.rank, ref.slot] = None
+        changed = sorted(key for key in after if after[key] != self._users.get(key))
+        touched = {self._users[key] for key in changed if key in self._users}
         for rank, slot in changed:
-            if (rank, slot) in before:
+            if (rank, slot) in self._users:
                 self.pools[rank].free(slot)
-                del self._pages[before[rank, slot]].slots[rank]
+                del self._pages[self._users.pop((rank, slot))].slots[rank]
         for rank, slot in changed:
-            if (rank, slot) in after:
-                self._place(after[rank, slot], rank, slot)
-        self.check_integrity()
+            page = after[rank, slot]
+            if page is not None:
+                self._place(page, rank, slot)
+        if lost := sorted(page for page in touched if not self._pages[page].slots):
+            raise InvariantBroken(f"the manifest leaves no copy of pages {lost}")
 
     def check_integrity(self) -> None:
         """Prove the invariant of this module.
@@ -173,7 +179,11 @@ class PageTable:
         Raises:
             InvariantBroken: names the rank, slot or page at fault.
         """
-        users = self._users()
+        users = {
+            (rank, slot): page for page, entry in self._pages.items() for rank, slot in entry.slots.items()
+        }
+        if users != self._users or len(users) != sum(len(entry.slots) for entry in self._pages.values()):
+            raise InvariantBroken("a slot has two users, or one that the table does not know")
         for rank, pool in enumerate(self.pools):
             pool.check_integrity()
             used = [slot for owner, slot in users if owner == rank]
@@ -193,6 +203,7 @@ class PageTable:
         if entry.references == 0 and entry.pins == 0:
             for rank in sorted(entry.slots):
                 self.pools[rank].free(entry.slots[rank])
+                del self._users[rank, entry.slots[rank]]
             del self._pages[page]
 
     def _place(self, page: PageId, rank: RankId, slot: SlotId) -> None:
@@ -201,15 +212,7 @@ class PageTable:
             raise InvariantBroken(f"page {page} twice on rank {rank}: slots {entry.slots[rank]}, {slot}")
         self.pools[rank].take(slot)
         entry.slots[rank] = slot
-
-    def _users(self) -> dict[tuple[RankId, SlotId], PageId]:
-        users: dict[tuple[RankId, SlotId], PageId] = {}
-        for page, entry in self._pages.items():
-            for rank, slot in entry.slots.items():
-                if (rank, slot) in users:
-                    raise InvariantBroken(f"rank {rank} slot {slot}: pages {users[rank, slot]} and {page}")
-                users[rank, slot] = page
-        return users
+        self._users[rank, slot] = page
 
 
 def wanted_ranks(

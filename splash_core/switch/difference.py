@@ -23,8 +23,8 @@ class Difference:
 
     needs: tuple[Need, ...]
     """One per missing copy; src == dst where a copy only has to leave a forbidden slot."""
-    settled: Mapping[tuple[PageId, RankId], SlotId]
-    """Copies that stay in their slots."""
+    leaving: Mapping[SlotKey, PageId]
+    """Copies that do not stay in their slots."""
     unread: frozenset[SlotKey]
     """Slots whose copy is neither wanted there nor read: free from the start."""
     vacated: frozenset[SlotKey]
@@ -67,35 +67,34 @@ def find_difference(
     """
     sources = _Sources(table, allow_borrowed=allow_borrowed)
     needs: list[Need] = []
-    settled: dict[tuple[PageId, RankId], SlotId] = {}
-    leaving: set[SlotKey] = set()
+    leaving: dict[SlotKey, PageId] = {}
+    dropped: set[SlotKey] = set()
     stuck: SlotKey | None = None
     missing_from_all: list[bool] = []
-    for page in sorted(table.pages):
+    for page in sorted(wanted if sources.all_slots_allowed else {*table.pages, *wanted}):
         held = {copy.rank: copy.slot for copy in table.copies(page)}
         pinned = table.is_pinned(page)
         ranks = tuple(held) if pinned else _checked(page, wanted.get(page, tuple(held)), table.num_ranks)
-        for rank in ranks:
-            if rank not in held:
-                continue
-            if sources.forbidden(rank, held[rank]):
-                needs.append(Need(page, rank, held[rank], rank))
-                stuck = (rank, held[rank]) if pinned and stuck is None else stuck
-            else:
-                settled[page, rank] = held[rank]
+        for rank, slot in held.items():
+            if rank not in ranks:
+                dropped.add((rank, slot))
+                leaving[rank, slot] = page
+            elif sources.forbidden(rank, slot):
+                needs.append(Need(page, rank, slot, rank))
+                leaving[rank, slot] = page
+                stuck = (rank, slot) if pinned and stuck is None else stuck
         missing = [rank for rank in ranks if rank not in held]
         needs.extend(Need(page, *sources.choose(held, ranks), rank) for rank in missing)
-        leaving.update((rank, slot) for rank, slot in held.items() if rank not in ranks)
         if missing:
             missing_from_all.append(len(ranks) == table.num_ranks)
     read = {need.source for need in needs}
     return Difference(
         needs=tuple(needs),
-        settled=settled,
-        unread=frozenset(leaving - read),
-        vacated=frozenset(leaving & read),
+        leaving=leaving,
+        unread=frozenset(dropped - read),
+        vacated=frozenset(dropped & read),
         stuck=stuck,
-        kv=_kv_primitive(missing_from_all, discards=bool(leaving)),
+        kv=_kv_primitive(missing_from_all, discards=bool(dropped)),
     )
 
 
@@ -106,6 +105,11 @@ class _Sources:
         self._table = table
         self._allow_borrowed = allow_borrowed
         self._sent: Counter[RankId] = Counter()
+
+    @property
+    def all_slots_allowed(self) -> bool:
+        """True when no page has to leave its slot for the weights: then pages left out need no look."""
+        return self._allow_borrowed or not any(pool.used_borrowed for pool in self._table.pools)
 
     def forbidden(self, rank: RankId, slot: SlotId) -> bool:
         """True for a slot that the destination's weights will fill."""

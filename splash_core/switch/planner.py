@@ -137,11 +137,9 @@ class _Plan:
 
     def released(self) -> tuple[SlotRef, ...]:
         """Slots that hold a page before or during the switch, and none after it."""
-        final = dict(self._difference.settled)
-        holds = {
-            (copy.rank, copy.slot): page for page in self._table.pages for copy in self._table.copies(page)
-        }
+        holds = dict(self._difference.leaving)
         wanted = {(need.page, need.dst) for need in self._difference.needs}
+        final: dict[tuple[PageId, RankId], SlotId] = {}
         for move in (move for chunk in (*self.boundary, *self.layered) for move in chunk):
             holds[move.dst, move.dst_slot] = move.page
             if (move.page, move.dst) in wanted:

@@ -125,6 +125,7 @@ def test_each_switch_delivers_and_costs_the_account(before: Layout, after: Layou
     simulator = ArenaSimulator(table, before)
     simulator.execute(manifest, staging_bytes=STAGING)
     table.apply(manifest)
+    table.check_integrity()
     simulator.assert_outcome(table, after)
     assert {page: table.ranks(page) for page in table.pages} == wanted
 
@@ -139,6 +140,7 @@ def test_there_and_back_again_restores_ownership(before: Layout, after: Layout) 
         assert isinstance(manifest, SwitchManifest)
         simulator.execute(manifest, staging_bytes=STAGING)
         table.apply(manifest)
+        table.check_integrity()
         simulator.assert_outcome(table, there)
     assert {page: table.ranks(page) for page in table.pages} == origin
 
