@@ -19,6 +19,8 @@ from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Phase
 
+DEFAULT_HORIZON_STEPS = 512
+
 
 def _check(key: str, ok: bool, message: str) -> None:  # noqa: FBT001
     if not ok:
@@ -39,8 +41,8 @@ class PolicyConfig:
     """Least time between two decisions, in seconds; the leader asks no more often."""
     confirm: int = 2
     """Consecutive decisions that must agree on the layout to switch to."""
-    horizon_steps: int = 512
-    """At most so many future steps are counted as gain."""
+    horizon_steps: int = DEFAULT_HORIZON_STEPS
+    """At most so many future steps are counted as gain, and what grows in them must fit."""
     exposed_ms_per_minute: float = 2000.0
     """Budget of predicted exposed switch time, in milliseconds per minute."""
     itl_bound_ms: float | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from splash_core.cost.load import Load, Rows
 from splash_core.cost.model import CostModel, Prediction
 from splash_core.layout.layout import RULES, Layout
+from splash_core.policy.config import DEFAULT_HORIZON_STEPS
 from splash_core.policy.room import Demand, Room
 from splash_core.policy.snapshot import Phase, RunningSequence, Snapshot
 
@@ -31,7 +32,7 @@ class Outlook:
     """Requests that run at once: |x_l|."""
     waves: int
     refusal: str = ""
-    """Why the present histories cannot be put into this layout, when they cannot."""
+    """Why the running histories do not fit this layout, when they do not."""
 
     @property
     def step_ms(self) -> float:
@@ -40,16 +41,27 @@ class Outlook:
 
 
 def outlooks(
-    snapshot: Snapshot, model: CostModel, *, itl_bound_s: float | None = None
+    snapshot: Snapshot,
+    model: CostModel,
+    *,
+    itl_bound_s: float | None = None,
+    horizon_steps: int = DEFAULT_HORIZON_STEPS,
 ) -> Mapping[Layout, Outlook]:
-    """The outlook of every feasible layout of the group."""
+    """The outlook of every feasible layout of the group.
+
+    Args:
+        snapshot: load and room.
+        model: the cost model of the deployment.
+        itl_bound_s: decode steps should not take longer; layouts that do come last, unless all do.
+        horizon_steps: steps for which a layout is chosen; what grows in them must fit.
+    """
     names = [layout for layout, pool in snapshot.pools.items() if pool.feasible]
     demand = _servable(snapshot, [Room.of(snapshot, layout) for layout in names])
     prefill = snapshot.phase is Phase.PREFILL
     rows = [_prompt_rows(item, snapshot) if prefill else _decode_rows(item) for item in snapshot.running]
     base = Load.of(rows, num_ranks=snapshot.num_ranks, top_k=model.top_k)
     look = _prefill if prefill else _decode
-    result = {layout: look(snapshot, model, layout, base, demand) for layout in names}
+    result = {layout: look(snapshot, model, layout, base, demand, horizon_steps) for layout in names}
     if itl_bound_s is None or snapshot.phase is Phase.PREFILL:
         return result
     if all(outlook.prediction.step_s > itl_bound_s for outlook in result.values()):
@@ -79,10 +91,15 @@ def _servable(snapshot: Snapshot, rooms: Sequence[Room]) -> tuple[Demand, ...]:
 
 
 def _decode(
-    snapshot: Snapshot, model: CostModel, layout: Layout, base: Load, waiting: tuple[Demand, ...]
+    snapshot: Snapshot,
+    model: CostModel,
+    layout: Layout,
+    base: Load,
+    waiting: tuple[Demand, ...],
+    horizon: int,
 ) -> Outlook:
     room = Room.of(snapshot, layout)
-    refusal = room.place_running(projected=True)
+    refusal = room.place_running(horizon=horizon)
     starved = any(not room.could_hold(demand.tokens) for demand in waiting)
     admitted, _ = room.admit(waiting)
     rows = [Rows(1, placed.prompt, placed.owner) for placed in admitted]
@@ -105,10 +122,15 @@ def _decode(
 
 
 def _prefill(
-    snapshot: Snapshot, model: CostModel, layout: Layout, base: Load, waiting: tuple[Demand, ...]
+    snapshot: Snapshot,
+    model: CostModel,
+    layout: Layout,
+    base: Load,
+    waiting: tuple[Demand, ...],
+    horizon: int,
 ) -> Outlook:
     room = Room.of(snapshot, layout)
-    refusal = room.place_running(projected=False)
+    refusal = room.place_running(horizon=horizon)
     starved = any(not room.could_hold(demand.tokens) for demand in waiting)
     admitted, rest = room.admit(waiting)
     first = _finish(snapshot, model, layout, base, admitted)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from splash_core.layout.layout import RULES, KvHistory, Layout
-from splash_core.policy.snapshot import Snapshot
+from splash_core.policy.snapshot import RunningSequence, Snapshot
 
 
 class Demand(NamedTuple):
@@ -56,20 +56,22 @@ class Room:
         """Whether an empty group could hold one request of so many tokens."""
         return self._pages_per_holder(tokens) <= self.total_pages
 
-    def place_running(self, *, projected: bool) -> str:
-        """Place the running requests; with `projected`, room for their output is taken too.
+    def place_running(self, *, horizon: int) -> str:
+        """Place the running requests, with all tokens that they may still hold.
+
+        Args:
+            horizon: tokens of output that must fit for a layout to be entered: a layout that is outgrown
+                within the steps for which it was chosen would have to preempt what it was entered for.
 
         Returns:
-            Why the histories that exist now do not fit, or an empty text.
+            Why the running histories do not fit, or an empty text.
         """
         for running in self.snapshot.running:
-            self._take(running.context_tokens + running.step_rows, running.owner)
+            self._take(_held(running, min(running.projected_output, horizon)), running.owner)
         refusal = self._overflow()
         self.clear()
         for running in self.snapshot.running:
-            growth = running.projected_output if projected else 0
-            rows = max(running.step_rows, running.remaining_prompt)
-            self._take(running.context_tokens + rows + growth, running.owner)
+            self._take(_held(running, running.projected_output), running.owner)
         return refusal
 
     def admit(self, waiting: Sequence[Demand]) -> tuple[list[Demand], list[Demand]]:
@@ -114,3 +116,7 @@ class Room:
             f"{self.layout}: the running histories need {self.used[fullest]:.0f} pages on rank {fullest}, "
             f"its pool has {self.total_pages}"
         )
+
+
+def _held(running: RunningSequence, output: int) -> int:
+    return running.context_tokens + max(running.step_rows, running.remaining_prompt) + output

@@ -2,7 +2,7 @@
 
 `decide` is a pure function: snapshot, model, settings and state in; a decision and a new state out.
 Invariants: at most one switch of the policy per dwell; a pin wins over everything; a layout that is not
-feasible or cannot hold the running histories is never entered; every decision states the predicted step
+feasible or cannot hold the running histories is never chosen; every decision states the predicted step
 time of every feasible layout.
 """
 
@@ -48,7 +48,7 @@ def decide(
         state: what earlier decisions left.
     """
     bound = None if config.itl_bound_ms is None else config.itl_bound_ms / 1e3
-    looks = outlooks(snapshot, model, itl_bound_s=bound)
+    looks = outlooks(snapshot, model, itl_bound_s=bound, horizon_steps=config.horizon_steps)
     finding = _manual(snapshot, model, config, state, looks) or _blocked(snapshot, config, state)
     if finding is None:
         finding = _weigh(snapshot, model, config, state, looks)
@@ -221,9 +221,9 @@ def _cost(snapshot: Snapshot, model: CostModel, look: Outlook) -> SwitchCost:
 
 
 def _unreachable(snapshot: Snapshot, looks: Mapping[Layout, Outlook], layout: Layout) -> str:
-    """Why `layout` cannot be entered now, or an empty text."""
+    """Why `layout` can never be entered, or an empty text; whether it can be now, the planner says."""
     if layout in looks:
-        return looks[layout].refusal
+        return ""
     pool = snapshot.pools.get(layout)
     return pool.reason if pool is not None and pool.reason else f"{layout} is not feasible on this group"
 

@@ -214,8 +214,8 @@ class TestRejects:
         assert decision.verdict is Verdict.REJECT
         assert decision.cause is Cause.NO_ROOM
         assert decision.layout_to is Layout.TP
-        # 1,501 tokens in pages of 16, and 50 pages of room.
-        assert "need 94 pages" in decision.reason
+        # 1,501 tokens and 200 to come in pages of 16, and 50 pages of room.
+        assert "need 107 pages" in decision.reason
         assert "pool has 50" in decision.reason
 
     def test_infeasible_is_never_entered_and_says_why(self) -> None:

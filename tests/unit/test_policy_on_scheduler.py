@@ -1,0 +1,103 @@
+"""The policy drives a real scheduler on symbolic ranks: a load that narrows changes layout by itself.
+
+Time is what the cost model predicts for the demo model on the CPU profile, so the run is deterministic.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from splash_core.layout.layout import Layout
+from splash_core.policy.config import PolicyConfig
+from splash_core.policy.decision import Cause, Decision, Verdict
+from splash_core.policy.state import PolicyState
+from splash_core.policy.switching import decide, refused
+from splash_core.scheduling.roles import Role
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.manifest import Refusal
+from tests.support.policy_cases import cost_model
+from tests.support.toy_group import ToyGroup, arena_of
+
+MODEL = cost_model()
+DWELL_S = 2.0
+
+
+@dataclass
+class Pilot:
+    """What a leader does between two steps."""
+
+    group: ToyGroup
+    config: PolicyConfig
+    state: PolicyState = field(default_factory=PolicyState)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def step(self) -> bool:
+        snapshot = self.group.scheduler.snapshot()
+        decision, self.state = decide(snapshot, MODEL, self.config, self.state)
+        if decision.switches:
+            outcome = self.group.scheduler.request_switch(decision.layout_to)
+            if isinstance(outcome, Refusal):
+                decision = refused(decision, outcome.reason)
+        self.decisions.append(decision)
+        self.group.clock += decision.predicted_ms[snapshot.layout] / 1e3
+        return self.group.step() is not None
+
+    def run(self, limit: int = 3000) -> None:
+        for _ in range(limit):
+            if not self.step():
+                return
+        raise AssertionError("livelock")
+
+    @property
+    def switches(self) -> list[Decision]:
+        return [decision for decision in self.decisions if decision.switches]
+
+
+def group_of(ordinary: int, layout: Layout = Layout.DP) -> ToyGroup:
+    arena = arena_of(num_ranks=2, ordinary=ordinary, borrowed=8, page_size=16)
+    return ToyGroup(role=Role.COMBINED, layout=layout, arena=arena, chunk_tokens=256)
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def test_sixteen_short_requests_then_one_long() -> None:
+    group = group_of(ordinary=400)
+    pilot = Pilot(group, PolicyConfig(dwell_s=DWELL_S))
+    for index in range(16):
+        group.add([3 + (index + position) % 8 for position in range(40)], greedy(80))
+    pilot.run()
+    short_end = len(pilot.decisions)
+    group.add([3 + position % 8 for position in range(1500)], greedy(150))
+    pilot.run()
+
+    for request in group.requests.values():
+        assert request.finished is not None
+        request.check()
+    group.assert_empty()
+    assert [decision.layout_to for decision in pilot.switches] == [
+        event.layout_to for event in group.switched
+    ]
+    late = [decision for decision in pilot.decisions[short_end:] if decision.switches]
+    assert [(decision.layout_from, decision.layout_to) for decision in late][:1] == [(Layout.DP, Layout.TP)]
+    assert all(later.time_s - sooner.time_s >= DWELL_S for sooner, later in pairwise(pilot.switches))
+    for decision in pilot.decisions:
+        assert set(decision.to_json()["predicted_ms"]) == {"TP", "CP", "DP", "DOP"}
+
+
+def test_histories_are_not_put_where_they_do_not_fit() -> None:
+    group = group_of(ordinary=60)
+    pilot = Pilot(group, PolicyConfig(dwell_s=DWELL_S))
+    for index in range(3):
+        group.add([3 + (index + position) % 8 for position in range(400)], greedy(60))
+    while any(not request.told for request in group.requests.values()):
+        group.step()
+    # 29 pages each at the end: more than TP's 68 together, and uneven over two owners.
+    pilot.run()
+    crowded = [decision for decision in pilot.decisions if decision.inputs["running"] == 3]
+    assert crowded
+    assert not any(decision.switches for decision in crowded)
+    rejected = [decision for decision in crowded if decision.verdict is Verdict.REJECT]
+    assert {(decision.cause, decision.layout_to) for decision in rejected} == {(Cause.NO_ROOM, Layout.TP)}
+    assert not group.refused
+    group.assert_empty()
