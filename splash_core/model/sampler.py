@@ -113,7 +113,8 @@ def _chosen_logprobs(
 
 def _ids_within(ids: Sequence[int], vocab: int, device: torch.device) -> Tensor:
     """Token ids as an index; ids beyond the vocabulary (an EOS of another tokenizer) name no logit."""
-    return torch.tensor([token for token in ids if 0 <= token < vocab], dtype=torch.int64, device=device)
+    tokens = torch.tensor(ids, dtype=torch.int64, device=device)
+    return tokens[(tokens >= 0) & (tokens < vocab)]
 
 
 def _draw(raw_V: Tensor, row: SampleRow) -> int:

@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -257,3 +259,17 @@ def test_damaged_indexes_are_explained(tiny_checkpoint: TinyFactory, tmp_path: P
 def test_planned_only_families_are_refused_before_reading(tiny_checkpoint: TinyFactory) -> None:
     with pytest.raises(ConfigError, match="planned only"):
         Checkpoint.open(tiny_checkpoint("glm5"))
+
+
+def test_model_and_spec_import_without_transformers() -> None:
+    """Ranks and leaders start without it: its import takes seconds."""
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "import splash_core.model.weights, splash_core.model.sampler, splash_core.model.moe\n"
+        "import splash_core.model.rope, splash_core.model.embedding, splash_core.checkpoints.tiny\n"
+        "print('fine')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout == "fine\n", done.stderr
