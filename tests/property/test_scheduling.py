@@ -250,19 +250,19 @@ def live(seed: int, role: Role, *, ticks: int = 100) -> Life:
     return life
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(SEEDS)
 def test_combined_group(seed: int) -> None:
     live(seed, Role.COMBINED)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(SEEDS)
 def test_prefill_group(seed: int) -> None:
     live(seed, Role.PREFILL)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(SEEDS)
 def test_decode_group(seed: int) -> None:
     live(seed, Role.DECODE)

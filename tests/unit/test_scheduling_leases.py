@@ -1,0 +1,312 @@
+"""Leases of a decode group: reservation, the fence around writers, landing, and every way out."""
+
+import pytest
+
+from splash_core.errors import Conflict, InvalidRequest
+from splash_core.ids import LeaseId, RankId
+from splash_core.layout.layout import KvMode, Layout
+from splash_core.scheduling.events import FinishedEvent, FinishReason, TokenEvent
+from splash_core.scheduling.leases import LeaseState
+from splash_core.scheduling.roles import Role
+from splash_core.scheduling.sequence import SeqState
+from splash_core.scheduling.step import TokenLogprobs
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.manifest import Primitive
+from tests.support.fake_ranks import digests, expected_output, token_after
+from tests.support.toy_group import INCARNATION, ToyGroup, arena_of
+
+WRITER = {"attempt": 1, "incarnation": INCARNATION, "writer": "writer"}
+
+
+def decode_group(layout: Layout = Layout.DP, **more: object) -> ToyGroup:
+    more.setdefault("arena", arena_of(num_ranks=2, ordinary=8, borrowed=4))
+    return ToyGroup(role=Role.DECODE, layout=layout, **more)  # type: ignore[arg-type]
+
+
+def output(count: int, **more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=count, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_landed_prompt_goes_on_where_prefill_stopped(layout: Layout) -> None:
+    group = decode_group(layout)
+    prompt = [1, 2, 3, 4, 5]
+    grant = group.reserve(prompt, output(4))
+    assert grant is not None
+    assert [page.index for page in grant.pages] == [0, 1, 2]
+    assert all(page.slot in group.arena.ordinary for page in grant.pages)
+    assert group.step() is None
+    group.claim(grant)
+    group.write(grant)
+    group.land(grant)
+    assert group.requests[grant.seq].told == expected_output(prompt, output(4))[0][:1]
+    group.run()
+    (new,) = group.plans[0].started
+    assert (new.tokens, new.num_prompt) == ((*prompt, group.requests[grant.seq].told[0]), 5)
+    assert group.requests[grant.seq].finished is not None
+    group.requests[grant.seq].check()
+    group.assert_empty()
+
+
+def test_into_a_replicated_layout_one_copy_lands_and_the_group_gathers_the_rest() -> None:
+    group = decode_group(Layout.TP)
+    grant = group.reserve([1, 2, 3, 4, 5], output(2))
+    assert grant is not None
+    assert grant.placement.mode is KvMode.STRIPED
+    assert sorted(page.rank for page in grant.pages) in ([0, 0, 1], [0, 1, 1])
+    group.claim(grant)
+    group.write(grant)
+    group.land(grant)
+    group.begin()
+    assert group.plan is not None
+    manifest = group.plan.manifest
+    assert manifest is not None
+    assert (manifest.kv, manifest.weights) == (Primitive.ALL_GATHER, Primitive.KEEP)
+    assert manifest.layout_from == manifest.layout_to == Layout.TP
+    assert group.plan.epoch == 0
+    assert group.plan.num_rows == 1
+    assert [type(event) for event in group.end()] == [TokenEvent, FinishedEvent]
+    assert group.switched == []
+
+
+def test_a_page_that_only_the_first_row_needs_is_held_but_not_granted() -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3, 4], output(2))
+    assert grant is not None
+    assert len(grant.pages) == 2
+    assert group.scheduler.audit().pages_held == 3
+    assert decode_group().reserve([1, 2, 3], output(2)) is not None
+
+
+def test_the_first_token_may_be_the_last() -> None:
+    prompt = [1, 2, 3]
+    first = token_after(digests(prompt)[-1])
+    group = decode_group()
+    by_length = group.reserve(prompt, output(1))
+    by_stop = group.reserve(prompt, output(5, stop_token_ids=(first,)))
+    assert by_length is not None
+    assert by_stop is not None
+    for grant in (by_length, by_stop):
+        group.claim(grant)
+        group.land(grant)
+    ends = [group.requests[grant.seq].finished for grant in (by_length, by_stop)]
+    assert [(end.reason, end.stop_token) for end in ends if end] == [
+        (FinishReason.LENGTH, None),
+        (FinishReason.STOP, first),
+    ]
+    assert [group.requests[grant.seq].told for grant in (by_length, by_stop)] == [[first], []]
+    assert group.step() is None
+    group.assert_empty()
+
+
+def test_first_logprobs_are_told_with_the_first_token() -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2, logprobs=0))
+    assert grant is not None
+    group.claim(grant)
+    scored = TokenLogprobs(token=4, logprob=-0.5)
+    (event,) = group.scheduler.landed(group.completion(grant), first_logprobs=scored)
+    assert isinstance(event, TokenEvent)
+    assert (event.index, event.logprobs) == (0, scored)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attempt", 2),
+        ("incarnation", "another-life"),
+        ("writer", "somebody"),
+        ("num_tokens", 4),
+        ("checksum", "0"),
+    ],
+)
+def test_a_completion_that_differs_is_refused_by_name_and_changes_nothing(name: str, value: object) -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.claim(grant)
+    with pytest.raises(Conflict, match=f"^{name}: lease"):
+        group.scheduler.landed(group.completion(grant, **{name: value}))
+    assert group.scheduler.count(SeqState.LEASED) == 1
+    group.land(grant)
+    with pytest.raises(Conflict, match=f"^{name}: lease"):
+        group.scheduler.landed(group.completion(grant, **{name: value}))
+
+
+def test_a_repeated_completion_has_no_effect_even_after_the_end() -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.claim(grant)
+    group.write(grant)
+    assert len(group.scheduler.landed(group.completion(grant))) == 1
+    assert group.scheduler.landed(group.completion(grant)) == ()
+    group.requests[grant.seq].told.append(token_after(digests([1, 2, 3])[-1]))
+    group.run()
+    assert group.scheduler.landed(group.completion(grant)) == ()
+    with pytest.raises(Conflict, match="first_token"):
+        group.scheduler.landed(group.completion(grant, first_token=10))
+    group.assert_empty()
+
+
+def test_only_a_claimed_lease_can_complete() -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    with pytest.raises(Conflict, match="not claimed"):
+        group.land(grant)
+    with pytest.raises(Conflict, match="never granted"):
+        group.scheduler.claim(LeaseId("x"), attempt=1, incarnation=INCARNATION, writer="writer")
+
+
+def test_a_lease_has_one_writer_at_a_time() -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.claim(grant)
+    group.claim(grant)
+    with pytest.raises(Conflict, match="claimed by 'writer'"):
+        group.claim(grant, "second")
+    group.scheduler.abandon(grant.lease, **WRITER)
+    group.claim(grant, "second")
+    group.scheduler.abandon(grant.lease, **WRITER)
+    group.land(grant, "second")
+    assert group.requests[grant.seq].told
+
+
+def test_a_cancel_before_the_claim_frees_at_once_and_ends_the_lease() -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.cancel(grant.seq)
+    group.cancel(grant.seq)
+    group.assert_empty()
+    with pytest.raises(Conflict, match="has ended"):
+        group.claim(grant)
+
+
+@pytest.mark.parametrize("proof", ["abandon", "complete", "gone"])
+def test_a_cancel_under_a_writer_quarantines_until_the_writer_is_done(proof: str) -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.claim(grant)
+    group.cancel(grant.seq)
+    group.clock = 5.0
+    audit = group.scheduler.audit()
+    owner = grant.pages[0].rank
+    assert audit.pages_held == 2
+    assert [(rank.kv, rank.quarantined) for rank in audit.ranks] == [
+        (0, 2) if rank == owner else (0, 0) for rank in range(2)
+    ]
+    (lease,) = audit.leases
+    assert (lease.state, lease.owner, lease.writer, lease.pages, lease.age_s) == (
+        LeaseState.QUARANTINED,
+        "r0",
+        "writer",
+        2,
+        5.0,
+    )
+    with pytest.raises(Conflict, match="must not be written"):
+        group.claim(grant)
+    if proof == "abandon":
+        group.scheduler.abandon(grant.lease, **WRITER)
+    elif proof == "gone":
+        assert group.scheduler.writer_gone("writer") == (grant.lease,)
+        assert group.scheduler.writer_gone("writer") == ()
+    else:
+        with pytest.raises(Conflict, match="was cancelled"):
+            group.land(grant)
+    group.scheduler.abandon(grant.lease, **WRITER)
+    group.assert_empty()
+
+
+def test_a_dead_writer_leaves_the_lease_to_another() -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.claim(grant)
+    assert group.scheduler.writer_gone("writer") == (grant.lease,)
+    group.claim(grant, "second")
+    group.write(grant)
+    group.land(grant, "second")
+    group.run()
+    group.requests[grant.seq].check()
+    group.assert_empty()
+
+
+def test_admission_counts_projected_growth_of_everything_admitted() -> None:
+    group = decode_group(arena=arena_of(num_ranks=1, ordinary=8))
+    # 3 + 7 tokens are five pages of eight; only two are allocated.
+    assert group.reserve([1, 2, 3], output(7)) is not None
+    assert group.scheduler.audit().ranks[0].free == 6
+    assert group.reserve([1, 2, 3], output(4)) is None
+    assert group.reserve([1, 2, 3], output(3)) is not None
+    assert group.scheduler.kv_tokens().projected == 16
+    lavish = decode_group(arena=arena_of(num_ranks=1, ordinary=8), admission_overcommit=2.0)
+    assert lavish.reserve([1, 2, 3], output(7)) is not None
+    assert lavish.reserve([1, 2, 3], output(7)) is not None
+
+
+def test_growth_is_projected_under_the_present_layout() -> None:
+    arena = arena_of(num_ranks=2, ordinary=4)
+    spread_out, everywhere = decode_group(Layout.DP, arena=arena), decode_group(Layout.TP, arena=arena)
+    granted = {
+        group.scheduler.layout: sum(group.reserve([1, 2, 3], output(5)) is not None for _ in range(4))
+        for group in (spread_out, everywhere)
+    }
+    assert granted == {Layout.DP: 2, Layout.TP: 1}
+
+
+def test_leases_go_to_the_owner_with_room() -> None:
+    group = decode_group()
+    grants = [group.reserve([1, 2, 3], output(5)) for _ in range(4)]
+    owners = [grant.pages[0].rank for grant in grants if grant is not None]
+    assert sorted(owners) == [RankId(0), RankId(0), RankId(1), RankId(1)]
+
+
+def test_preempted_sequences_come_before_new_leases() -> None:
+    group = decode_group(arena=arena_of(num_ranks=1, ordinary=5), admission_overcommit=9.0)
+    for _ in range(2):
+        grant = group.reserve([1, 2], output(8))
+        assert grant is not None
+        group.claim(grant)
+        group.write(grant)
+        group.land(grant)
+    while group.scheduler.count(SeqState.WAITING) == 0:
+        assert group.step() is not None
+    assert group.scheduler.count(SeqState.RUNNING) == 1
+    assert group.reserve([1], output(1)) is None
+    group.run()
+    for request in group.requests.values():
+        assert request.finished is not None
+        request.check()
+    group.assert_empty()
+
+
+def test_no_lease_while_ranks_still_read_what_a_manifest_vacates() -> None:
+    group = decode_group(Layout.TP, arena=arena_of(num_ranks=2, ordinary=6))
+    grant = group.reserve([1, 2, 3, 4, 5, 6], output(3))
+    assert grant is not None
+    group.claim(grant)
+    group.write(grant)
+    group.land(grant)
+    group.step()
+    group.scheduler.request_switch(Layout.CP)
+    group.begin()
+    assert group.plan is not None
+    assert group.plan.manifest is not None
+    assert group.plan.manifest.released
+    assert group.reserve([1], output(1)) is None
+    group.end()
+    assert group.reserve([1], output(1)) is not None
+
+
+def test_a_decode_group_is_not_a_prefill_group() -> None:
+    group = decode_group()
+    with pytest.raises(InvalidRequest, match="reserve"):
+        group.add([1], output(1))
+    with pytest.raises(InvalidRequest, match="add"):
+        ToyGroup().reserve([1], output(1))
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        group.reserve([1], output(0))
