@@ -68,7 +68,6 @@ class Steering:
         enabled: bool,
         pace: StepPace,
         clock: Callable[[], float],
-        interval_s: float = 0.25,
     ) -> None:
         self._scheduler = scheduler
         self._model = model
@@ -76,7 +75,6 @@ class Steering:
         self._enabled = enabled
         self._pace = pace
         self._clock = clock
-        self._interval_s = interval_s
         self._state = PolicyState()
         self._log = DecisionLog()
         self._wish: _Wish | None = None
@@ -132,7 +130,7 @@ class Steering:
         now = self._clock()
         if now < self._next_tick or not (self._enabled or self._state.pinned is not None):
             return
-        self._next_tick = now + self._interval_s
+        self._next_tick = now + self._policy.interval_s
         decision, state = decide(snapshot(), self._model, self._policy, self._state)
         self._state = state
         if decision.switches:
