@@ -11,9 +11,8 @@ Order of execution on every rank:
    `layer_chunks` restricted to layer i.
 
 Within one chunk every source is read into staging before any destination is written, so a chunk may
-write slots that it also reads (a slot is handed over layer by layer). A chunk reads a slot that an
-earlier *boundary* chunk wrote only for the very page that was put there (a page evacuated, or parked to
-break a cycle); it never reads a slot that an earlier layer chunk wrote.
+write slots that it also reads (a slot is handed over layer by layer). A chunk never reads a slot that an
+earlier chunk of its phase wrote; layer chunks may read pages where the boundary put them.
 """
 
 import hashlib

@@ -50,14 +50,7 @@ def plan_switch(
     plan = _Plan(table, difference, allow_borrowed=allow_borrowed)
     problem = plan.problem() or plan.schedule(slice_bytes=slice_bytes, staging_bytes=staging_bytes)
     if problem is not None:
-        return Refusal(
-            layout_from=layout_from,
-            layout_to=layout_to,
-            reason=f"{layout_from} → {layout_to}: {problem.reason}",
-            rank=problem.rank,
-            needed_slots=problem.needed_slots,
-            free_slots=problem.free_slots,
-        )
+        return problem.refusal(layout_from, layout_to)
     return SwitchManifest(
         layout_from=layout_from,
         layout_to=layout_to,
@@ -78,6 +71,17 @@ class _Problem:
     rank: RankId | None = None
     needed_slots: int | None = None
     free_slots: int | None = None
+
+    def refusal(self, layout_from: Layout, layout_to: Layout) -> Refusal:
+        """The answer to whoever asked for the switch."""
+        return Refusal(
+            layout_from=layout_from,
+            layout_to=layout_to,
+            reason=f"{layout_from} → {layout_to}: {self.reason}",
+            rank=self.rank,
+            needed_slots=self.needed_slots,
+            free_slots=self.free_slots,
+        )
 
 
 class _Plan:

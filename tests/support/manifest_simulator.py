@@ -1,8 +1,8 @@
 """Executes manifests on symbols: what each (rank, layer, slot) holds, in the documented order.
 
 The simulator knows nothing of how a manifest was planned. It proves, move by move, that every read finds
-the page it is meant to find, that staging is respected, and that no layer chunk reads what an earlier one
-wrote; `assert_outcome` then compares the arena with the page table that recorded the manifest.
+the page it is meant to find, that staging is respected, and that no chunk reads what an earlier one of its
+phase wrote; `assert_outcome` then compares the arena with the page table that recorded the manifest.
 """
 
 from collections import Counter
@@ -69,19 +69,13 @@ class ArenaSimulator:
 
     def execute(self, manifest: SwitchManifest, *, staging_bytes: int) -> None:
         """Run a manifest in its documented order."""
-        layers = range(self._arena.num_layers)
-        for chunk in manifest.boundary_chunks:
-            self._check_staging(chunk, unit=self._arena.slot_bytes, staging_bytes=staging_bytes)
-            self._run(chunk, list(layers))
+        layers = list(range(self._arena.num_layers))
+        page_bytes = self._arena.slot_bytes
+        self._run_phase(manifest.boundary_chunks, layers, unit=page_bytes, staging_bytes=staging_bytes)
         for layer in layers:
             if manifest.weights is Primitive.ALL_GATHER:
                 self._fill_weights(layer)
-            written: set[tuple[RankId, SlotId]] = set()
-            for chunk in manifest.layer_chunks:
-                self._check_staging(chunk, unit=LAYER_BYTES, staging_bytes=staging_bytes)
-                assert not written & {(move.src, move.src_slot) for move in chunk}
-                self._run(chunk, [layer])
-                written |= {(move.dst, move.dst_slot) for move in chunk}
+            self._run_phase(manifest.layer_chunks, [layer], unit=LAYER_BYTES, staging_bytes=staging_bytes)
 
     def assert_outcome(self, table: PageTable, layout: Layout) -> None:
         """Every copy that the table records is there on every layer, and so are replicated weights."""
@@ -94,6 +88,16 @@ class ArenaSimulator:
                 for slot in self._arena.borrowed:
                     for layer in range(self._arena.num_layers):
                         assert self._held[rank, layer, slot] == WEIGHTS
+
+    def _run_phase(
+        self, chunks: tuple[Chunk, ...], layers: list[int], *, unit: int, staging_bytes: int
+    ) -> None:
+        written: set[tuple[RankId, SlotId]] = set()
+        for chunk in chunks:
+            self._check_staging(chunk, unit=unit, staging_bytes=staging_bytes)
+            assert not written & {(move.src, move.src_slot) for move in chunk}
+            self._run(chunk, layers)
+            written |= {(move.dst, move.dst_slot) for move in chunk}
 
     def _run(self, chunk: Chunk, layers: list[int]) -> None:
         assert len({(move.dst, move.dst_slot) for move in chunk}) == len(chunk), "a slot written twice"
