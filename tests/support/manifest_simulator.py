@@ -101,16 +101,16 @@ class ArenaSimulator:
 
     def _run(self, chunk: Chunk, layers: list[int]) -> None:
         assert len({(move.dst, move.dst_slot) for move in chunk}) == len(chunk), "a slot written twice"
-        staged: list[tuple[PageMove, int, Content]] = []
+        staged: list[tuple[PageMove, int, PageId]] = []
         for move in chunk:
             assert move.page not in self._pinned
             assert (move.dst, move.dst_slot) not in self._frozen
             for layer in layers:
                 content = self._held.get((move.src, layer, move.src_slot))
                 assert content == move.page, f"{move} reads {content} in layer {layer}"
-                staged.append((move, layer, content))
-        for move, layer, content in staged:
-            self._held[move.dst, layer, move.dst_slot] = content
+                staged.append((move, layer, move.page))
+        for move, layer, page in staged:
+            self._held[move.dst, layer, move.dst_slot] = page
 
     def _check_staging(self, chunk: Chunk, *, unit: int, staging_bytes: int) -> None:
         assert chunk, "an empty chunk"
