@@ -1,0 +1,16 @@
+# One decode group on CPU. Build from the repository's root:
+#   docker build -f deploy/docker/decode.Dockerfile --build-arg TORCH_ARGS="--index-url URL-OF-CPU-WHEELS" -t splash-decode .
+FROM python:3.11-slim AS engine
+ARG TORCH_ARGS=""
+WORKDIR /app
+RUN pip install --no-cache-dir ${TORCH_ARGS} torch==2.13.0
+COPY pyproject.toml constraints.txt README.md ./
+COPY splash_core splash_core
+COPY services services
+RUN pip install --no-cache-dir -c constraints.txt . \
+ && useradd --uid 1000 --create-home splash
+USER splash
+
+FROM engine
+EXPOSE 9002
+ENTRYPOINT ["splash", "decode", "--host", "0.0.0.0", "--port", "9002"]

@@ -1,0 +1,50 @@
+"""Deployment files name commands and flags that exist, and the router's image can do without torch."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli import COMMANDS
+from splash_core.config import GroupSettings, RouterSettings
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "deploy" / "docker"
+SETTINGS = {"router": RouterSettings, "prefill": GroupSettings, "decode": GroupSettings}
+
+
+def flags_of(kind: type) -> set[str]:
+    """The command line's flags for a settings class."""
+    return {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("service", sorted(SETTINGS))
+def test_images_start_existing_commands_with_existing_flags(service: str) -> None:
+    text = (DOCKER / f"{service}.Dockerfile").read_text()
+    entry = re.search(r"ENTRYPOINT \[(.*)\]", text)
+    assert entry is not None
+    words = re.findall(r'"([^"]*)"', entry.group(1))
+    assert words[:2] == ["splash", service]
+    assert words[1] in COMMANDS
+    assert {word for word in words if word.startswith("--")} <= flags_of(SETTINGS[service])
+
+
+def test_pod_passes_existing_flags() -> None:
+    text = (ROOT / "deploy" / "k8s" / "base" / "pod.yaml").read_text()
+    for service, kind in SETTINGS.items():
+        part = text.split(f"- name: {service}\n")[1].split("volumeMounts")[0]
+        given = set(re.findall(r"(--[a-z-]+)=", part))
+        assert given
+        assert given <= flags_of(kind)
+
+
+def test_router_command_runs_on_the_image_s_requirements() -> None:
+    wanted = (DOCKER / "router-requirements.txt").read_text()
+    assert not re.search(r"^(torch|transformers|safetensors|accelerate|gguf)", wanted, re.MULTILINE)
+    absent = ("torch", "transformers", "safetensors", "accelerate", "gguf", "redis", "openai")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import services.commands.router"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
