@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 ENVIRONMENT = re.compile(r"\bos\.(environ|getenv)\b")
-LAYOUT_BRANCH = re.compile(r"\bif\b.*\blayout\b *(==|!=|is\b)|match .*\blayout\b *:")
+LAYOUT_NAMES = ("TP", "CP", "DP", "DOP")
 
 
 def source_files() -> list[Path]:
@@ -53,13 +53,24 @@ def test_functions_are_small() -> None:
     assert too_long == {}
 
 
-def test_only_layout_and_attention_branch_on_the_layout() -> None:
+def names_a_layout(node: ast.expr) -> bool:
+    """True for `Layout.TP`, `"TP"`, or a collection with one of them."""
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.value, ast.Name) and node.value.id == "Layout" and node.attr in LAYOUT_NAMES
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return any(names_a_layout(element) for element in node.elts)
+    return isinstance(node, ast.Constant) and node.value in LAYOUT_NAMES
+
+
+def test_only_layout_and_attention_compare_with_a_named_layout() -> None:
+    # Whether two layouts are the same may be asked anywhere; which one it is, only where layouts are defined.
     found = [
-        f"{relative(path)}:{number}"
+        f"{relative(path)}:{node.lineno}"
         for path in source_files()
         if path.relative_to(ROOT).parts[:2] not in {("splash_core", "layout"), ("splash_core", "attention")}
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if LAYOUT_BRANCH.search(line)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Compare) and any(map(names_a_layout, (node.left, *node.comparators))))
+        or (isinstance(node, ast.MatchValue) and names_a_layout(node.value))
     ]
     assert found == []
 
