@@ -123,11 +123,7 @@ class Admission:
         placement = residency.placement(sequence)
         projected = spread(placement, residency.pages_for(sequence.held_tokens), size)
         needed = spread(placement, residency.pages_for(self.first_tokens(sequence)), size)
-        if sequence.state is SeqState.RUNNING:
-            # In place, so counting pages will do.
-            held = spread(placement, len(sequence.pages), size)
-        else:
-            held = residency.copies_per_rank(sequence)
+        held = residency.copies_per_rank(sequence)
         for rank in range(size):
             load.charged[rank] += max(projected[rank], held[rank])
             load.due[rank] += max(needed[rank] - held[rank], 0)

@@ -11,8 +11,8 @@ from splash_core.ids import PageId, SeqId
 from splash_core.scheduling.sequence import Sequence
 from splash_core.scheduling.step import NewSequence, TableUpdate
 
-Rows = tuple[tuple[int, ...], ...]
-RowOf = Callable[[PageId], tuple[int, ...]]
+Row = tuple[int, ...]
+RowOf = Callable[[PageId], Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Mirrors:
     """The ranks' mirrors as of the last plan."""
 
     def __init__(self) -> None:
-        self._rows: dict[SeqId, Rows] = {}
+        self._rows: dict[SeqId, list[Row]] = {}
         self._dropped: list[SeqId] = []
 
     def drop(self, seq: SeqId) -> None:
@@ -48,10 +48,11 @@ class Mirrors:
             row_of: a page's slot on each rank.
         """
 
-        def rows(sequence: Sequence, before: Rows) -> Rows:
-            return (*before, *(row_of(page) for page in sequence.pages[len(before) :]))
+        def unchanged(sequence: Sequence, before: list[Row]) -> int:
+            del sequence
+            return len(before)
 
-        return self._delta(sequences, rows)
+        return self._delta(sequences, row_of, unchanged)
 
     def moved(self, sequences: Iterable[Sequence], row_of: RowOf) -> MirrorDelta:
         """Tell all differences: a manifest may have moved any page of any sequence.
@@ -61,28 +62,31 @@ class Mirrors:
             row_of: a page's slot on each rank.
         """
 
-        def rows(sequence: Sequence, before: Rows) -> Rows:
-            del before
-            return tuple(row_of(page) for page in sequence.pages)
+        def unchanged(sequence: Sequence, before: list[Row]) -> int:
+            pairs = enumerate(zip(before, sequence.pages, strict=False))
+            return next((index for index, (row, page) in pairs if row != row_of(page)), len(before))
 
-        return self._delta(sequences, rows)
+        return self._delta(sequences, row_of, unchanged)
 
     def _delta(
-        self, sequences: Iterable[Sequence], rows_now: Callable[[Sequence, Rows], Rows]
+        self,
+        sequences: Iterable[Sequence],
+        row_of: RowOf,
+        unchanged: Callable[[Sequence, list[Row]], int],
     ) -> MirrorDelta:
         finished = tuple(self._dropped)
         self._dropped.clear()
         started: list[NewSequence] = []
         tables: list[TableUpdate] = []
         for sequence in sequences:
-            if sequence.seq not in self._rows:
+            rows = self._rows.get(sequence.seq)
+            if rows is None:
                 started.append(_new(sequence))
-            before = self._rows.get(sequence.seq, ())
-            now = rows_now(sequence, before)
-            same = _common_prefix(before, now)
-            if same < max(len(before), len(now)):
-                tables.append(TableUpdate(seq=sequence.seq, first_page=same, slots=now[same:]))
-            self._rows[sequence.seq] = now
+                rows = self._rows[sequence.seq] = []
+            same = unchanged(sequence, rows)
+            if same < len(sequence.pages):
+                rows[same:] = [row_of(page) for page in sequence.pages[same:]]
+                tables.append(TableUpdate(seq=sequence.seq, first_page=same, slots=tuple(rows[same:])))
         return MirrorDelta(finished=finished, started=tuple(started), tables=tuple(tables))
 
 
@@ -97,10 +101,3 @@ def _new(sequence: Sequence) -> NewSequence:
         tokens=tuple(sequence.tokens),
         num_prompt=sequence.num_prompt,
     )
-
-
-def _common_prefix(before: Rows, now: Rows) -> int:
-    for index, (old, new) in enumerate(zip(before, now, strict=False)):
-        if old is not new and old != new:
-            return index
-    return min(len(before), len(now))

@@ -77,16 +77,18 @@ class Residency:
 
     def extend(self, sequence: Sequence, tokens: int) -> int:
         """Allocate pages for the first `tokens` tokens as far as they are free; returns tokens covered."""
+        size = self.table.arena.page_size
+        if tokens <= len(sequence.pages) * size:
+            return tokens
         placement = self.placement(sequence)
-        while len(sequence.pages) < self.pages_for(tokens):
-            page = self.table.new_page(
-                placement.ranks_of_page(len(sequence.pages)), allow_borrowed=self.allow_borrowed
-            )
+        while len(sequence.pages) * size < tokens:
+            ranks = placement.ranks_of_page(len(sequence.pages))
+            page = self.table.new_page(ranks, allow_borrowed=self.allow_borrowed)
             if page is None:
                 break
             sequence.pages.append(page)
             self.note_borrowed((page,))
-        return min(tokens, len(sequence.pages) * self.table.arena.page_size)
+        return min(tokens, len(sequence.pages) * size)
 
     def secure(self, sequence: Sequence, tokens: int) -> bool:
         """As `extend`, preempting younger sequences as needed; False when that does not suffice now."""
@@ -134,6 +136,9 @@ class Residency:
 
     def copies_per_rank(self, sequence: Sequence) -> list[int]:
         """Pages of the sequence on each rank, `[T]`."""
+        if sequence.state is SeqState.RUNNING:
+            # In place, so the rule knows.
+            return spread(self.placement(sequence), len(sequence.pages), self.num_ranks)
         counts = [0] * self.num_ranks
         for page in sequence.pages:
             for rank in self.table.ranks(page):

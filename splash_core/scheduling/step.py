@@ -18,7 +18,7 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """A sequence that the ranks have not seen: sent once, before its first rows."""
+    """A sequence that the ranks do not know: sent before its first rows, and again after a preemption."""
 
     seq: SeqId
     sampling: SamplingParams
@@ -64,7 +64,7 @@ class StepPlan:
     tables: tuple[TableUpdate, ...] = ()
     """Applied before the rows run; after a manifest they hold the destination's slots."""
     finished: tuple[SeqId, ...] = ()
-    """Mirrors to drop before the step."""
+    """Mirrors to drop, before `started` is added: ended or preempted sequences."""
     manifest: SwitchManifest | None = None
     mode: SwitchMode = SwitchMode.OVERLAPPED
     form: AttentionForm = AttentionForm.ABSORBED

@@ -39,6 +39,14 @@ class _Wish:
     mode: SwitchMode
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    state: tuple[object, ...]
+    """Of the group when it was planned."""
+    outcome: SwitchManifest | Refusal
+    owners: Owners
+
+
 class Switcher:
     """Plans switches and relocations of one group."""
 
@@ -51,6 +59,8 @@ class Switcher:
         self._config = config
         self._wish: _Wish | None = None
         self._waits_for_borrowed = False
+        self._planned: _Planned | None = None
+        """The last plan: asked for between two steps, it is carried out as it is."""
 
     @property
     def pending(self) -> bool:
@@ -78,7 +88,7 @@ class Switcher:
             return SwitchedEvent(
                 layout_from=layout, layout_to=layout, epoch=present.epoch, mode=mode, bytes_received=0
             )
-        planned, _ = self._plan(layout)
+        planned = self._plan(layout).outcome
         if isinstance(planned, Refusal):
             if not self._may_pass(planned):
                 return planned
@@ -99,7 +109,8 @@ class Switcher:
         if self._wish is None:
             return Boundary(manifest=self._relocate())
         wish, self._wish = self._wish, None
-        planned, owners = self._plan(wish.layout)
+        plan, self._planned = self._plan(wish.layout), None
+        planned, owners = plan.outcome, plan.owners
         if isinstance(planned, Refusal):
             retry = self._may_pass(planned)
             refused = SwitchRefusedEvent(refusal=planned, retry=retry)
@@ -112,19 +123,33 @@ class Switcher:
         self._settle(self._roster.within(SeqState.RUNNING, SeqState.LANDED))
         return Boundary(manifest=planned, mode=wish.mode)
 
-    def _plan(self, layout: Layout) -> tuple[SwitchManifest | Refusal, Owners]:
+    def _plan(self, layout: Layout) -> _Planned:
         """The first owner assignment that gives a manifest, else the last refusal."""
+        state = self._fingerprint(layout)
+        if self._planned is not None and self._planned.state == state:
+            return self._planned
         rule = RULES[layout]
         movable = [sequence for sequence in self._roster if sequence.movable]
-        planned: SwitchManifest | Refusal | None = None
         owners: Owners = {}
+        planned: SwitchManifest | Refusal | None = None
         for projected in (True, False):
             owners = self._assign_owners(movable, rule, projected=projected)
             planned = self._call_planner(self._wanted(movable, rule, owners), layout, self._present.epoch + 1)
             if isinstance(planned, SwitchManifest) or rule.history is not KvHistory.OWNER:
                 break
         assert planned is not None
-        return planned, owners
+        self._planned = _Planned(state, planned, owners)
+        return self._planned
+
+    def _fingerprint(self, layout: Layout) -> tuple[object, ...]:
+        """Equal for two moments between which a plan stays valid: page ids are never used again."""
+        table = self._residency.table
+        return (
+            layout,
+            self._present.epoch,
+            tuple((page, table.is_pinned(page), table.row(page)) for page in table.pages),
+            tuple((s.seq, s.state, s.owner, len(s.tokens), len(s.pages)) for s in self._roster),
+        )
 
     def _call_planner(
         self, wanted: Mapping[PageId, tuple[RankId, ...]], layout: Layout, epoch: int

@@ -136,7 +136,7 @@ def test_handoffs_between_groups_that_switch(seed: int) -> None:
         )
         for role in (Role.PREFILL, Role.DECODE)
     ]
-    pair = Pair(rng, *groups)
+    pair = Pair(rng, prefill=groups[0], decode=groups[1])
     for _ in range(80):
         pair.tick()
     pair.drain()

@@ -125,13 +125,13 @@ class ToyGroup:
             first = page.index * size
             self.ranks.write_page(page.rank, page.slot, first, chain[first : first + size])
 
-    def completion(self, grant: Grant, writer: str = "writer", **changes: object) -> Completion:
+    def completion(self, grant: Grant, **changes: object) -> Completion:
         prompt = self.requests[grant.seq].prompt
         fields: dict[str, object] = {
             "lease": grant.lease,
             "attempt": grant.attempt,
             "incarnation": grant.incarnation,
-            "writer": writer,
+            "writer": "writer",
             "num_tokens": len(prompt),
             "checksum": handoff_checksum(grant.pages),
             "first_token": token_after(digests(prompt)[-1]),
@@ -142,7 +142,7 @@ class ToyGroup:
         self.scheduler.claim(grant.lease, attempt=grant.attempt, incarnation=grant.incarnation, writer=writer)
 
     def land(self, grant: Grant, writer: str = "writer") -> None:
-        self.take(self.scheduler.landed(self.completion(grant, writer)))
+        self.take(self.scheduler.landed(self.completion(grant, writer=writer)))
 
     def cancel(self, seq: SeqId) -> None:
         self.requests[seq].cancelled = True

@@ -34,6 +34,7 @@ def test_decode_rows_come_first_then_chunks_in_order_of_arrival() -> None:
     group.end()
     group.begin()
     assert rows(group) == {first: 1, second: 2, third: 1}
+    assert group.plan is not None
     assert [step.sample for step in group.plan.sequences] == [True, True, False]
     group.end()
     group.run()
@@ -119,7 +120,10 @@ def test_a_prefill_group_holds_pages_until_release() -> None:
     group = ToyGroup(role=Role.PREFILL, layout=Layout.TP)
     prompt = [1, 2, 3]
     seq = group.add(prompt, output(5))
-    (event,) = group.step() or ()
+    events = group.step()
+    assert events is not None
+    (event,) = events
+    assert isinstance(event, PrefilledEvent)
     assert event == PrefilledEvent(
         seq=seq, request_id=event.request_id, first_token=token_after(digests(prompt)[-1])
     )
@@ -142,6 +146,7 @@ def test_prompt_logprobs_are_told_with_the_prompt_and_missing_ones_are_a_bug() -
     group = ToyGroup()
     group.add([5, 6, 7], output(2, prompt_logprobs=1))
     assert group.begin()
+    assert group.plan is not None
     results = [
         StepResult(step=result.step, rank=result.rank, tokens=result.tokens)
         for result in group.ranks.step(group.plan)
@@ -250,6 +255,7 @@ def test_plans_and_results_alternate_and_must_match() -> None:
     assert group.begin()
     with pytest.raises(InvariantBroken, match="still under way"):
         group.scheduler.next_plan()
+    assert group.plan is not None
     results = group.ranks.step(group.plan)
     with pytest.raises(InvariantBroken, match="one result of each of 2 ranks"):
         group.scheduler.complete(results[:1])
