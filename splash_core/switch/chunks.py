@@ -11,7 +11,7 @@ is all needs that read one slot; it is *freeing* when that slot becomes a target
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
@@ -20,8 +20,7 @@ from splash_core.switch.manifest import Chunk, PageMove
 SlotKey = tuple[RankId, SlotId]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Need:
+class Need(NamedTuple):
     """A copy that `dst` must receive, and the holder that it is read from."""
 
     page: PageId
@@ -46,6 +45,9 @@ class _Load:
 
     def fits(self, needs: Sequence[Need]) -> bool:
         """True when the chunk can carry these needs too."""
+        if len(needs) == 1:
+            need = needs[0]
+            return self._received[need.dst] < self._capacity and self._sent[need.src] < self._capacity
         received = Counter(need.dst for need in needs)
         sent = Counter(need.src for need in needs)
         return all(
@@ -54,8 +56,9 @@ class _Load:
 
     def add(self, needs: Sequence[Need]) -> None:
         """Carry these needs."""
-        self._received.update(need.dst for need in needs)
-        self._sent.update(need.src for need in needs)
+        for need in needs:
+            self._received[need.dst] += 1
+            self._sent[need.src] += 1
 
     @property
     def full(self) -> bool:
