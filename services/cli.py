@@ -6,12 +6,12 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 3 infeasible.
 """
 
 import importlib
+from typing import Any
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from splash_core.errors import ConfigError, Infeasible, InvalidRequest, SplashError
 
@@ -39,19 +39,17 @@ def exit_code(error: SplashError) -> int:
 class _LazyGroup(TyperGroup):
     """Lists the table; imports one command's module when it is called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the table's order."""
         del ctx
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
         """A stand-in with name and help, for overviews and suggestions."""
         del ctx
-        return click.Command(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that is about to run."""
         name, stand_in, rest = super().resolve_command(ctx, args)
         if name is None or stand_in is None:

@@ -6,7 +6,7 @@ still write: those stay quarantined until the writer says that it has stopped, o
 
 import asyncio
 
-import grpc
+import grpc.aio
 
 from splash_core.errors import Conflict, GroupFailed, SplashError
 from splash_core.ids import Incarnation, LeaseId, RequestId

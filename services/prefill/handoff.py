@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import grpc
+import grpc.aio
 
 from services.prefill.partners import Partner
 from splash_core.errors import Unavailable

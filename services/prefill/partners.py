@@ -5,7 +5,7 @@ Invariant: nothing is written to a group whose ABI has not been compared in its 
 
 from dataclasses import dataclass
 
-import grpc
+import grpc.aio
 
 from splash_core.errors import Unavailable
 from splash_core.ids import RankId
@@ -80,4 +80,4 @@ class Partners:
     async def close(self) -> None:
         """Close all connections."""
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import time
 
-import grpc
+import grpc.aio
 
 from services.prefill.handoff import FirstToken, Handoff
 from services.prefill.partners import Partners

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-import grpc
+import grpc.aio
 
 from splash_core.errors import InvalidRequest, SplashError, Unavailable
 from splash_core.layout.layout import Layout

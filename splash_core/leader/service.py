@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import grpc
+import grpc.aio
 
 from splash_core.errors import ConfigError, GroupFailed, SplashError
 from splash_core.ids import RankId

@@ -4,7 +4,9 @@ A failed call carries a status code (for any client) and, in trailing metadata, 
 from which `from_rpc_error` makes the very class that the server raised.
 """
 
-import grpc
+from typing import Any
+
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from splash_core import errors
@@ -86,7 +88,9 @@ def from_rpc_error(error: grpc.RpcError, *, peer: str) -> errors.SplashError:
         peer: who was called, for messages; a bare connection error does not say.
     """
     if isinstance(error, grpc.aio.AioRpcError):
-        for key, value in error.trailing_metadata() or ():
+        # The stubs type metadata as a single pair; it is a sequence of pairs.
+        metadata: Any = error.trailing_metadata() or ()
+        for key, value in metadata:
             if key == DETAIL_KEY and isinstance(value, bytes):
                 try:
                     return from_detail(common_pb2.ErrorDetail.FromString(value))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
+import grpc.aio
 
 from services.children import Child
 from splash_core.engine.fake import fake_token
@@ -98,8 +98,8 @@ class FakeRouter:
         self.decode_control = control_pb2_grpc.ControlStub(self._decode_channel)
 
     async def close(self) -> None:
-        await self._prefill_channel.close()
-        await self._decode_channel.close()
+        await self._prefill_channel.close(None)
+        await self._decode_channel.close(None)
 
     async def generate(
         self,

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import grpc.aio
 import pytest
 
 from splash_core import errors
