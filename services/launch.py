@@ -21,11 +21,10 @@ from splash_core.config import (
     GroupSettings,
     RouterSettings,
     UpSettings,
-    as_flags,
-    shared_fields,
     state_home,
 )
 from splash_core.errors import GroupFailed, Unavailable
+from splash_core.settings_base import as_flags, shared_fields
 
 PREFILL, DECODE, ROUTER = "prefill-0", "decode-0", "router"
 _POLL_S = 0.05

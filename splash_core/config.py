@@ -1,48 +1,22 @@
 """Settings: the only place that reads the environment.
 
-A settings class is a frozen dataclass whose fields are made by `setting`, which carries documentation, unit
-and allowed values; `resolve` fills it from flags, then `SPLASH_*`, then a TOML file, then defaults.
+`resolve` fills a settings class from flags, then `SPLASH_*`, then a TOML file, then defaults.
 Invariant: a settings object is complete and checked when it exists, and nobody changes it later.
 """
 
 import dataclasses
 import os
 import tomllib
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from splash_core.errors import ConfigError
+from splash_core.settings_base import checked, converted, setting
 
 S = TypeVar("S")
-Choices = tuple[str, ...]
-
-
-def setting(
-    default: Any,
-    doc: str,
-    *,
-    unit: str = "",
-    choices: Choices = (),
-    planned: Mapping[str, str] | None = None,
-    hidden: bool = False,
-) -> Any:
-    """A dataclass field with what a user must know of it.
-
-    Args:
-        default: the value when neither flag, environment nor file sets it.
-        doc: one sentence.
-        unit: of the number, empty when it has none.
-        choices: the values that are allowed, when few.
-        planned: values that the contract knows but this version refuses, with the remedy.
-        hidden: set by Splash for its own child processes.
-    """
-    metadata = {"doc": doc, "unit": unit, "choices": choices, "planned": planned or {}, "hidden": hidden}
-    return dataclasses.field(default=default, metadata=metadata)
-
 
 LAYOUTS = ("TP", "CP", "DP", "DOP")
 _DEVICES = {"cuda": "only cpu is served so far; leave --device out"}
@@ -196,7 +170,7 @@ def resolve(
             value, source = file[name], f"{name} in {config}"
         else:
             continue
-        values[name] = _checked(_converted(value, hints[name], source), field, source)
+        values[name] = checked(converted(value, hints[name], source), field, source)
     return kind(**values)
 
 
@@ -209,67 +183,6 @@ def _read_toml(path: Path) -> dict[str, object]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"settings file {path} is not valid TOML: {error}") from None
     return {key.replace("-", "_"): value for key, value in raw.items()}
-
-
-def _converted(value: object, hint: object, source: str) -> object:
-    target = hint
-    if isinstance(hint, types.UnionType):
-        target = next(arm for arm in typing.get_args(hint) if arm is not type(None))
-    if target is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and target in (int, float):
-        try:
-            return parse_size(value) if target is int else float(value)
-        except ValueError:
-            raise ConfigError(f"{source}: {value!r} is not a number; example: 64") from None
-    if isinstance(value, str) and target is bool:
-        if value.lower() not in ("0", "1", "true", "false"):
-            raise ConfigError(f"{source}: {value!r} is neither true nor false")
-        return value.lower() in ("1", "true")
-    if isinstance(target, type) and not isinstance(value, target):
-        raise ConfigError(f"{source}: {value!r} must be of type {target.__name__}")
-    return value
-
-
-def parse_size(text: str) -> int:
-    """An integer with an optional binary suffix: `64`, `512M`, `2GiB`."""
-    body = text.strip().removesuffix("iB").removesuffix("B")
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(body[-1:].upper())
-    return int(body) if factor is None else int(float(body[:-1]) * factor)
-
-
-def _checked(value: object, field: "dataclasses.Field[Any]", source: str) -> object:
-    planned: Mapping[str, str] = field.metadata["planned"]
-    # `redis://host` is the value `redis` with an address.
-    scheme = value.partition("://")[0] if isinstance(value, str) else ""
-    if scheme in planned:
-        raise ConfigError(f"{source}: {value!r} is not served by this version: {planned[scheme]}")
-    choices: Choices = field.metadata["choices"]
-    if choices and value not in choices:
-        raise ConfigError(
-            f"{source}: {value!r} is not one of {', '.join(choice for choice in choices if choice)}"
-        )
-    return value
-
-
-def as_flags(settings: object) -> list[str]:
-    """The command-line flags that reproduce a settings object in a child process."""
-    flags: list[str] = []
-    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        value = getattr(settings, field.name)
-        if value != "":
-            flags += [f"--{field.name.replace('_', '-')}", str(value)]
-    return flags
-
-
-def shared_fields(source: object, kind: type[S]) -> dict[str, object]:
-    """Values of `source`'s fields that `kind` has too."""
-    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return {
-        field.name: getattr(source, field.name)
-        for field in dataclasses.fields(source)  # type: ignore[arg-type]
-        if field.name in names
-    }
 
 
 def reference(*kinds: type) -> str:
