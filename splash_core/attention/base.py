@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from splash_core.attention.batch import Batch
-from splash_core.attention.context import RankContext
+from splash_core.attention.context import Angles, RankContext
 
 
 class LayoutAttention(ABC):
@@ -19,6 +19,10 @@ class LayoutAttention(ABC):
     def __init__(self, ctx: RankContext, batch: Batch) -> None:
         self.ctx = ctx
         self.batch = batch
+        self.angles: Angles = ctx.rotary.angles(batch.positions_N)
+        """Of all rows."""
+        cos, sin = self.angles
+        self.home_angles: Angles = cos[batch.home], sin[batch.home]
 
     @abstractmethod
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:

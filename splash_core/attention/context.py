@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from splash_core.dist.comm import Comm
 from splash_core.ids import RankId
@@ -10,6 +11,9 @@ from splash_core.kv.arena import Arena
 from splash_core.model.rope import RotaryTable
 from splash_core.model.shards import RankWeights
 from splash_core.spec.model import ModelSpec
+
+Angles = tuple[Tensor, Tensor]
+"""cos and sin of some rows, looked up once per step and used in every layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

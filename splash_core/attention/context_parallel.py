@@ -50,15 +50,15 @@ class PassQueries(LayoutAttention):
         self._q_route = RowRoute(ctx, batch, batch.holders_NT())
         asked_N = self._q_route.received_N
         self._work = paged_work(batch, asked_N, ctx.device)
-        self._asked_positions_N = batch.positions_N[torch.from_numpy(asked_N).to(ctx.device)]
+        self._asked_angles = ctx.rotary.angles(batch.positions_N[torch.from_numpy(asked_N).to(ctx.device)])
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx = self.ctx
-        kv_NC = latent_rows(ctx, layer, x_ND, self.batch.positions_N[self.batch.home])
+        kv_NC = latent_rows(ctx, layer, x_ND, self.home_angles)
         append_rows(ctx, layer, self._kv_route.send(kv_NC, tag="cp.route_kv_rows"), self._places)
         q_NQ = self._q_route.send(latent_queries(ctx, layer, x_ND), tag="cp.q_to_owners")
-        q_NHD = head_queries(ctx, layer, q_NQ, self._asked_positions_N, KIND)
+        q_NHD = head_queries(ctx, layer, q_NQ, self._asked_angles, KIND)
         out_NHr, lse_NH = attend_latent(ctx, layer, absorb(ctx, layer, q_NHD, KIND), self._work)
         out_NHv = self._merge_at_home(head_values(ctx, layer, out_NHr, KIND), lse_NH)
         return add_output_bias(ctx, layer, project_out(ctx, layer, out_NHv, KIND))
@@ -91,13 +91,12 @@ class PassKeys(LayoutAttention):
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx, batch = self.ctx, self.batch
-        positions_N = batch.positions_N[batch.home]
-        kv_NC = latent_rows(ctx, layer, x_ND, positions_N)
+        kv_NC = latent_rows(ctx, layer, x_ND, self.home_angles)
         chunk_NC = ctx.comm.all_gather_rows(kv_NC, batch.counts, tag="cp.gather_kv_rows")
         own_KC = gather_keys(ctx.arena.layer(layer), self._own_slots, self._stripe_rows[ctx.rank])
         history_KC = ctx.comm.all_gather_rows(own_KC, self._stripe_rows, tag="cp.gather_history")
         append_rows(ctx, layer, chunk_NC, self._places)
-        q_NHD = head_queries(ctx, layer, latent_queries(ctx, layer, x_ND), positions_N, KIND)
+        q_NHD = head_queries(ctx, layer, latent_queries(ctx, layer, x_ND), self.home_angles, KIND)
         out_NHv = attend_values(
             ctx,
             layer,

@@ -31,10 +31,10 @@ class DataParallel(LayoutAttention):
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
-        ctx, positions_N = self.ctx, self.batch.positions_N[self.batch.home]
-        append_rows(ctx, layer, latent_rows(ctx, layer, x_ND, positions_N), self._places)
+        ctx = self.ctx
+        append_rows(ctx, layer, latent_rows(ctx, layer, x_ND, self.home_angles), self._places)
         q_NQ = latent_queries(ctx, layer, x_ND)
-        q_NHD = head_queries(ctx, layer, q_NQ, positions_N, Projection.REPLICATED)
+        q_NHD = head_queries(ctx, layer, q_NQ, self.home_angles, Projection.REPLICATED)
         out_NHv = attend_values(
             ctx, layer, q_NHD, self._work, kind=Projection.REPLICATED, form=self.batch.form
         )

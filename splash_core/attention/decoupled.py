@@ -39,11 +39,10 @@ class DecoupledOwnership(LayoutAttention):
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx, batch = self.ctx, self.batch
-        positions_N = batch.positions_N
-        append_rows(ctx, layer, latent_rows(ctx, layer, x_ND, positions_N[batch.home]), self._places)
+        append_rows(ctx, layer, latent_rows(ctx, layer, x_ND, self.home_angles), self._places)
         q_NQ = latent_queries(ctx, layer, x_ND)
         q_NQ = ctx.comm.all_gather_rows(q_NQ, batch.counts, tag="dop.gather_q")
-        q_NHD = head_queries(ctx, layer, q_NQ, positions_N, Projection.SHARDED)
+        q_NHD = head_queries(ctx, layer, q_NQ, self.angles, Projection.SHARDED)
         q_NHC = self._heads_to_owners(absorb(ctx, layer, q_NHD, Projection.SHARDED))
         out_NHr, _ = attend_latent(ctx, layer, q_NHC, self._work)
         out_NHv = head_values(ctx, layer, self._heads_from_owners(out_NHr), Projection.SHARDED)

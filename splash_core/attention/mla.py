@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splash_core.attention.batch import Batch, IntArray
-from splash_core.attention.context import RankContext
+from splash_core.attention.context import Angles, RankContext
 from splash_core.attention.work import AttentionWork, ChunkGroup, PagedKeys
 from splash_core.kernels.reference import (
     attend_absorbed,
@@ -34,7 +34,7 @@ def latent_queries(ctx: RankContext, layer: int, x_ND: Tensor) -> Tensor:
     return rms_norm(_linear(x_ND, q_a), q_a.norm, LATENT_EPS)
 
 
-def latent_rows(ctx: RankContext, layer: int, x_ND: Tensor, positions_N: Tensor) -> Tensor:
+def latent_rows(ctx: RankContext, layer: int, x_ND: Tensor, angles: Angles) -> Tensor:
     """`[N, C]`: the KV rows to cache: normalised latent, then the rotated rope key."""
     kv_a = ctx.weights.layers[layer].kv_a
     rows_NC = _linear(x_ND, kv_a)
@@ -42,19 +42,19 @@ def latent_rows(ctx: RankContext, layer: int, x_ND: Tensor, positions_N: Tensor)
     return torch.cat(
         [
             rms_norm(rows_NC[:, :latent], kv_a.norm, LATENT_EPS),
-            ctx.rotary.rotate(rows_NC[:, latent:], positions_N),
+            ctx.rotary.apply(rows_NC[:, latent:], angles),
         ],
         dim=-1,
     )
 
 
-def head_queries(ctx: RankContext, layer: int, q_NQ: Tensor, positions_N: Tensor, kind: Projection) -> Tensor:
+def head_queries(ctx: RankContext, layer: int, q_NQ: Tensor, angles: Angles, kind: Projection) -> Tensor:
     """`[N, H, D]`: per-head queries, the rope part rotated."""
     w_HDQ = ctx.arena.projection(layer, Matrix.Q_B, kind)
     heads, head_dim, _ = w_HDQ.shape
     q_NHD = torch.matmul(q_NQ, w_HDQ.view(heads * head_dim, -1).T).view(q_NQ.shape[0], heads, head_dim)
     nope = ctx.spec.nope_dim
-    return torch.cat([q_NHD[..., :nope], ctx.rotary.rotate(q_NHD[..., nope:], positions_N)], dim=-1)
+    return torch.cat([q_NHD[..., :nope], ctx.rotary.apply(q_NHD[..., nope:], angles)], dim=-1)
 
 
 def absorb(ctx: RankContext, layer: int, q_NHD: Tensor, kind: Projection) -> Tensor:
@@ -112,7 +112,7 @@ def attend_latent(ctx: RankContext, layer: int, q_NHC: Tensor, work: AttentionWo
     lse_NH = torch.empty(q_NHC.shape[:2], dtype=wide(q_NHC.dtype), device=q_NHC.device)
     for group in work.decodes:
         out_NHr[group.rows_B], lse_NH[group.rows_B] = attend_decode(
-            q_NHC[group.rows_B], pages_SPC, group.slots_BM, group.lengths_B, scale=ctx.scale, latent=latent
+            q_NHC[group.rows_B], pages_SPC, group.slots_BM, group.visible_BK, scale=ctx.scale, latent=latent
         )
     for group in work.chunks:
         kv_KC = _keys(group, pages_SPC)
@@ -154,7 +154,7 @@ def attend_values(
     for group in work.decodes:
         q_BHC = absorb(ctx, layer, q_NHD[group.rows_B], kind)
         out_BHr, _ = attend_decode(
-            q_BHC, pages_SPC, group.slots_BM, group.lengths_B, scale=ctx.scale, latent=spec.kv_lora_rank
+            q_BHC, pages_SPC, group.slots_BM, group.visible_BK, scale=ctx.scale, latent=spec.kv_lora_rank
         )
         out_NHv[group.rows_B] = head_values(ctx, layer, out_BHr, kind)
     for group in work.chunks:

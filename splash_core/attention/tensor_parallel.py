@@ -38,11 +38,11 @@ class TensorParallel(LayoutAttention):
         """As the base class says."""
         ctx, batch = self.ctx, self.batch
         q_NQ = latent_queries(ctx, layer, x_ND)
-        kv_NC = latent_rows(ctx, layer, x_ND, batch.positions_N[batch.home])
+        kv_NC = latent_rows(ctx, layer, x_ND, self.home_angles)
         rows = ctx.comm.all_gather_rows(torch.cat([q_NQ, kv_NC], -1), batch.counts, tag="tp.gather_rows")
         q_NQ, kv_NC = rows.split([q_NQ.shape[-1], kv_NC.shape[-1]], dim=-1)
         append_rows(ctx, layer, kv_NC, self._places)
-        q_NHD = head_queries(ctx, layer, q_NQ, batch.positions_N, Projection.SHARDED)
+        q_NHD = head_queries(ctx, layer, q_NQ, self.angles, Projection.SHARDED)
         out_NHv = attend_values(ctx, layer, q_NHD, self._work, kind=Projection.SHARDED, form=batch.form)
         partial_ND = project_out(ctx, layer, out_NHv, Projection.SHARDED)
         out_ND = ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="tp.scatter_out")

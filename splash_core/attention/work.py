@@ -53,8 +53,8 @@ class DecodeGroup:
     rows_B: Tensor
     slots_BM: Tensor
     """Short tables are padded with their own last slot: masked, but finite."""
-    lengths_B: Tensor
-    """Local keys of each sequence, 0 … M·P."""
+    visible_BK: Tensor
+    """Which of the M·P keys are written; the others are padding or the tail of the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def paged_work(batch: Batch, rows_N: IntArray, device: torch.device) -> Attentio
                 causal_from_zero=_is_arange(positions_N) and np.array_equal(positions_N, positions_K),
             )
         )
-    decodes = tuple(_decode_group(members, device) for _, members in sorted(singles.items()))
+    decodes = tuple(_decode_group(members, batch.page_size, device) for _, members in sorted(singles.items()))
     return AttentionWork(num_rows=len(rows_N), chunks=tuple(chunks), decodes=decodes)
 
 
@@ -128,17 +128,21 @@ def _by_sequence(batch: Batch, rows_N: IntArray) -> list[tuple[BatchSequence, In
     return [(batch.sequences[index], np.nonzero(owners == index)[0]) for index in np.unique(owners)]
 
 
-def _decode_group(members: list[tuple[int, IntArray, int]], device: torch.device) -> DecodeGroup:
+def _decode_group(
+    members: list[tuple[int, IntArray, int]], page_size: int, device: torch.device
+) -> DecodeGroup:
     most = max(max(len(slots) for _, slots, _ in members), 1)
     slots_BM = np.zeros((len(members), most), dtype=np.int64)
     for index, (_, slots, _) in enumerate(members):
         if len(slots):
             slots_BM[index] = slots[-1]
             slots_BM[index, : len(slots)] = slots
+    lengths_B = np.asarray([length for _, _, length in members], dtype=np.int64)
+    visible_BK = np.arange(most * page_size) < lengths_B[:, None]
     return DecodeGroup(
         rows_B=_tensor(np.asarray([row for row, _, _ in members], dtype=np.int64), device),
         slots_BM=_tensor(slots_BM, device),
-        lengths_B=_tensor(np.asarray([length for _, _, length in members], dtype=np.int64), device),
+        visible_BK=torch.from_numpy(visible_BK).to(device),
     )
 
 

@@ -56,7 +56,7 @@ def attend_absorbed(
 
 
 def attend_decode(
-    q_BHC: Tensor, pages_SPC: Tensor, slots_BM: Tensor, lengths_B: Tensor, *, scale: float, latent: int
+    q_BHC: Tensor, pages_SPC: Tensor, slots_BM: Tensor, visible_BK: Tensor, *, scale: float, latent: int
 ) -> tuple[Tensor, Tensor]:
     """Absorbed MLA of one row each of B sequences over their own pages.
 
@@ -66,8 +66,7 @@ def attend_decode(
     batch, pages = slots_BM.shape
     kv_BKC = pages_SPC[slots_BM].view(batch, pages * pages_SPC.shape[1], -1)
     scores = torch.matmul(q_BHC, kv_BKC.mT)
-    keys_K = torch.arange(kv_BKC.shape[1], device=q_BHC.device)
-    weights, lse_BH = _softmax(scores, (keys_K < lengths_B[:, None])[:, None], scale)
+    weights, lse_BH = _softmax(scores, visible_BK[:, None], scale)
     return torch.matmul(weights.to(kv_BKC.dtype), kv_BKC[..., :latent]), lse_BH
 
 
