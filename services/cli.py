@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from splash_core.errors import ConfigError, Infeasible, InvalidRequest, SplashError
+from services.exit_codes import exit_code
+from splash_core.errors import SplashError
 
 COMMANDS: dict[str, str] = {
     "up": "Start everything on this host: router, one prefill group, one decode group.",
@@ -27,13 +28,6 @@ COMMANDS: dict[str, str] = {
     "bench": "Measure, and write tables with machine, commit and settings.",
     "audit": "Every page: owner, lease, writer.",
 }
-
-
-def exit_code(error: SplashError) -> int:
-    """The process exit code that an error stands for."""
-    if isinstance(error, Infeasible):
-        return 3
-    return 2 if isinstance(error, ConfigError | InvalidRequest) else 1
 
 
 class _LazyGroup(TyperGroup):

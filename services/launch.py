@@ -23,7 +23,9 @@ from splash_core.config import (
     UpSettings,
     state_home,
 )
-from splash_core.errors import GroupFailed, Unavailable
+from splash_core.errors import ConfigError, GroupFailed, Unavailable
+from splash_core.leader.build import draw_blueprint
+from splash_core.policy.snapshot import Phase
 from splash_core.settings_base import as_flags, shared_fields
 
 PREFILL, DECODE, ROUTER = "prefill-0", "decode-0", "router"
@@ -136,21 +138,38 @@ class Stack:
 
     def _launch(self, report: Progress) -> None:
         settings = self.settings
-        self._socket_dir.mkdir(mode=0o700, exist_ok=True)
-        ranks = settings.prefill_ranks + settings.decode_ranks
-        for name, phase, count, layout in (
-            (PREFILL, "prefill", settings.prefill_ranks, settings.prefill_layout),
-            (DECODE, "decode", settings.decode_ranks, settings.decode_layout),
-        ):
-            own = {"group": name, "ranks": count, "layout": layout, "port": 0, "host_ranks": ranks}
-            paths = {"listen": self._listen(name), "socket_dir": str(self._socket_dir)}
-            group = GroupSettings(**self._shared(GroupSettings) | own | paths)  # type: ignore[arg-type]
-            self._children[name] = Child(name, [phase, *as_flags(group)], run_dir=self.run_dir)
-            report(name, "starting")
+        groups = {
+            PREFILL: self._group(PREFILL, settings.prefill_ranks, settings.prefill_layout),
+            DECODE: self._group(DECODE, settings.decode_ranks, settings.decode_layout),
+        }
+        for name, phase in ((PREFILL, Phase.PREFILL), (DECODE, Phase.DECODE)):
+            # What cannot work is said here, by this process, before anything is started.
+            draw_blueprint(groups[name], phase)
+        _check_free(settings.host, settings.port, "--port")
+        _check_free("127.0.0.1", settings.admin_port, "--admin-port")
         own = {"prefill": self._listen(PREFILL), "decode": self._listen(DECODE)}
         router = RouterSettings(**self._shared(RouterSettings) | own)  # type: ignore[arg-type]
-        self._children[ROUTER] = Child(ROUTER, ["router", *as_flags(router)], run_dir=self.run_dir)
-        report(ROUTER, "starting")
+        self._socket_dir.mkdir(mode=0o700, exist_ok=True)
+        for name, command, flags in (
+            (PREFILL, "prefill", as_flags(groups[PREFILL])),
+            (DECODE, "decode", as_flags(groups[DECODE])),
+            (ROUTER, "router", as_flags(router)),
+        ):
+            self._children[name] = Child(name, [command, *flags], run_dir=self.run_dir)
+            report(name, "starting")
+
+    def _group(self, name: str, ranks: int, layout: str) -> GroupSettings:
+        settings = self.settings
+        own = {
+            "group": name,
+            "ranks": ranks,
+            "layout": layout,
+            "port": 0,
+            "host_ranks": settings.prefill_ranks + settings.decode_ranks,
+            "listen": self._listen(name),
+            "socket_dir": str(self._socket_dir),
+        }
+        return GroupSettings(**self._shared(GroupSettings) | own)  # type: ignore[arg-type]
 
     def _shared(self, kind: type) -> dict[str, object]:
         return shared_fields(self.settings, kind) | {"run_dir": str(self.run_dir)}
@@ -212,6 +231,18 @@ class Stack:
                 child.wait(max(0.0, end - time.monotonic()))
                 child.kill()
         shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+
+def _check_free(host: str, port: int, flag: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{flag} {port}: cannot listen on {host}:{port} ({error.strerror}); "
+                f"choose another {flag}, or 0 for a free one"
+            ) from error
 
 
 def _ignore(process: str, state: str) -> None:

@@ -101,8 +101,12 @@ class UpSettings(WorkerSettings):
 
     prefill_ranks: int = setting(2, "Ranks of the prefill group.")
     decode_ranks: int = setting(2, "Ranks of the decode group.")
-    prefill_layout: str = setting("TP", "Layout of the prefill group at start.", choices=LAYOUTS)
-    decode_layout: str = setting("DP", "Layout of the decode group at start.", choices=LAYOUTS)
+    prefill_layout: str = setting(
+        "", "Layout of the prefill group at start; default TP, or what is feasible.", choices=("", *LAYOUTS)
+    )
+    decode_layout: str = setting(
+        "", "Layout of the decode group at start; default DP.", choices=("", *LAYOUTS)
+    )
     port: int = setting(8000, "Gateway port; 0 takes a free one.")
     admin_port: int = setting(8001, "Admin port; 0 takes a free one.")
     admin_key_file: str = setting("", "File with the admin key; without a key admin is loopback only.")

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from services.exit_codes import exit_code
 from services.launch import Stack, StackFailed, StartInterrupted
 from services.options import settings_command
 from splash_core.config import UpSettings
@@ -50,7 +51,7 @@ def up(settings: UpSettings, as_json: bool) -> int:
     except SplashError as error:
         stack.stop(drain=False)
         _tell(error, console)
-        return 1
+        return exit_code(error)
     console.print("draining …")
     stack.stop(drain=True)
     return 0

@@ -86,7 +86,9 @@ class Handoff:
         assert self._claim is not None  # start_claim comes first
         await asyncio.shield(self._claim)
         orders = self._orders(plan_handoff(source, self._landing))
-        self._push = asyncio.create_task(self._ranks.push(orders))
+        self._push = asyncio.create_task(
+            self._ranks.push(orders, timeout_s=self._push_timeout_s + _RPC_TIMEOUT_S)
+        )
         # A cancelled request must not cancel the wait for quiet: `end` goes on waiting for it.
         results = await asyncio.shield(self._push)
         errors = [f"rank {result.rank}: {result.error}" for result in results if result.error]

@@ -108,16 +108,27 @@ class RankPool:
         self.last_progress = time.monotonic()
         return tuple(self._results[RankId(rank)] for rank in range(self._config.num_ranks))
 
-    async def push(self, orders: Mapping[RankId, rank_pb2.PushPages]) -> list[rank_pb2.PushResult]:
-        """Have ranks write pages into another group's memory; returns every rank's report."""
+    async def push(
+        self, orders: Mapping[RankId, rank_pb2.PushPages], *, timeout_s: float
+    ) -> list[rank_pb2.PushResult]:
+        """Have ranks write pages into another group's memory; returns every rank's report.
+
+        A rank that keeps its own deadline but reports nothing within `timeout_s` fails the group: without its
+        word nobody knows whether it still writes.
+        """
         loop = asyncio.get_running_loop()
-        waits: list[asyncio.Future[rank_pb2.PushResult]] = []
+        waits: dict[RankId, asyncio.Future[rank_pb2.PushResult]] = {}
         for rank, order in orders.items():
             future: asyncio.Future[rank_pb2.PushResult] = loop.create_future()
             self._pushes[order.push, rank] = future
-            waits.append(future)
+            waits[rank] = future
             await self._send(rank, rank_pb2.ToRank(push=order))
-        return await asyncio.gather(*waits)
+        await asyncio.wait(waits.values(), timeout=timeout_s)
+        silent = [rank for rank, future in waits.items() if not future.done()]
+        if silent:
+            ranks = ", ".join(map(str, silent))
+            self.fail(f"rank {ranks} did not report the end of a push within {timeout_s:g} s")
+        return [await future for future in waits.values()]
 
     async def stop(self, *, grace_s: float = 2.0) -> None:
         """End the ranks: asked first, then killed."""
