@@ -87,13 +87,8 @@ class Server:
     admin_url: str
     model: str
     http: httpx.Client
-    """Shared: making a client takes longer than most answers."""
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=self.http
-        )
+    """Shared, as is the next: making a client takes longer than most answers."""
+    client: openai.OpenAI
 
     def post(self, path: str, body: object) -> httpx.Response:
         return self.http.post(f"{self.url}{path}", json=body, timeout=60)
@@ -134,6 +129,11 @@ class Server:
     @property
     def max_model_len(self) -> int:
         return self.http.get(f"{self.url}/v1/models", timeout=10).json()["data"][0]["max_model_len"]
+
+
+def openai_client(url: str) -> openai.OpenAI:
+    """The Python client as a user makes it, without retries."""
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60)
 
 
 def reassemble(chunks: list[dict[str, Any]]) -> list[str]:

@@ -56,7 +56,8 @@ def write_tokenizer(folder: Path) -> Path:
 def spell(tokenizer: Tokenizer, text: str) -> list[int]:
     """One token a byte, so that every character of several bytes is split."""
     table = {bytes([byte]): char for byte, char in _byte_chars().items()}
-    return [tokenizer.token_to_id(table[bytes([byte])]) for byte in text.encode()]
+    vocab = tokenizer.get_vocab()
+    return [vocab[table[bytes([byte])]] for byte in text.encode()]
 
 
 def _byte_chars() -> dict[int, str]:

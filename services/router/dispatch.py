@@ -75,7 +75,8 @@ class Dispatcher:
     async def wait_idle(self, *, timeout_s: float) -> bool:
         """Wait until no sequence runs; False when some still do."""
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

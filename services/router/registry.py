@@ -5,6 +5,7 @@ keeps the last one (busy is not dead), a refused connection does not.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -179,10 +180,10 @@ class Registry:
             self._hurry[address].clear()
             await self.refresh(address)
             await self._notify()
-            try:
-                await asyncio.wait_for(self._hurry[address].wait(), timeout=self._interval_s)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                # Not `wait_for`, which may swallow a cancellation.
+                async with asyncio.timeout(self._interval_s):
+                    await self._hurry[address].wait()
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from services.launch import Stack
 from splash_core.checkpoints.tiny import write_tiny
 from splash_core.config import UpSettings
-from tests.openai_conformance import ENDLESS, OpenAiConformance, Server
+from tests.openai_conformance import ENDLESS, OpenAiConformance, Server, openai_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -38,10 +39,16 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai_client(stack.url) as made:
+        yield made
+
+
 @pytest.fixture
-def server(stack: Stack, http: httpx.Client) -> Iterator[Server]:
+def server(stack: Stack, http: httpx.Client, client: openai.OpenAI) -> Iterator[Server]:
     stack.check()
-    yield Server(url=stack.url, admin_url=stack.admin_url, model="tiny", http=http)
+    yield Server(url=stack.url, admin_url=stack.admin_url, model="tiny", http=http, client=client)
     stack.check()
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import httpx
+import openai
 import pytest
 
-from tests.openai_conformance import OpenAiConformance, Server
+from tests.openai_conformance import OpenAiConformance, Server, openai_client
 from tests.router_support import RunningRouter, running_router, write_tokenizer
 
 
@@ -22,12 +23,18 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def client(router: RunningRouter) -> Iterator[openai.OpenAI]:
+    with openai_client(router.url) as made:
+        yield made
+
+
 @pytest.fixture
-def server(router: RunningRouter, http: httpx.Client) -> Iterator[Server]:
+def server(router: RunningRouter, http: httpx.Client, client: openai.OpenAI) -> Iterator[Server]:
     # Slow enough for clients to leave, fast enough to stay a unit test.
     router.backend.faults.token_delay_s = 0.002
     assert http.get(f"{router.url}/ready").status_code == 200
-    yield Server(url=router.url, admin_url=router.admin_url, model="test-model", http=http)
+    yield Server(url=router.url, admin_url=router.admin_url, model="test-model", http=http, client=client)
     assert router.call(lambda: router.backend.counts.held) == 0
 
 

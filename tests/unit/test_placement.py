@@ -1,0 +1,90 @@
+"""Which pair of groups a request goes to."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.admission import Demand, GroupLoad
+from services.router.placement import NoRoom, Pair, Placement, place
+
+DEMAND = Demand(prompt_tokens=10, output_tokens=10)
+
+
+def group(name: str, *, projected: int = 0, pending: int = 0, total: int = 1000) -> GroupLoad:
+    return GroupLoad(
+        address=name,
+        group=name,
+        kv_tokens_total=total,
+        kv_tokens_projected=projected,
+        sequences=1,
+        prompt_tokens_pending=pending,
+    )
+
+
+def cross(prefills: list[GroupLoad], decodes: list[GroupLoad]) -> list[Pair]:
+    return [Pair(prefill=prefill, decode=decode) for prefill in prefills for decode in decodes]
+
+
+def chosen(pairs: list[Pair], rotation: int = 0) -> tuple[str, str]:
+    placed = place(pairs, DEMAND, rotation=rotation)
+    assert isinstance(placed, Placement)
+    return placed.prefill, placed.decode
+
+
+def test_least_projected_decode_and_least_pending_prefill() -> None:
+    pairs = cross(
+        [group("p0", pending=50), group("p1", pending=5)],
+        [group("d0", projected=300), group("d1", projected=100)],
+    )
+    assert {chosen(pairs, rotation) for rotation in range(4)} == {("p1", "d1")}
+
+
+def test_use_is_relative_to_size() -> None:
+    pairs = cross(
+        [group("p0")], [group("d0", projected=300, total=400), group("d1", projected=500, total=1000)]
+    )
+    assert chosen(pairs) == ("p0", "d1")
+
+
+def test_ties_rotate() -> None:
+    pairs = cross([group(f"p{index}") for index in range(2)], [group(f"d{index}") for index in range(4)])
+    decodes = Counter(chosen(pairs, rotation)[1] for rotation in range(40))
+    prefills = Counter(chosen(pairs, rotation)[0] for rotation in range(40))
+    assert decodes == {f"d{index}": 10 for index in range(4)}
+    assert prefills == {"p0": 20, "p1": 20}
+
+
+def test_full_groups_are_left_out() -> None:
+    pairs = cross([group("p0")], [group("d0", projected=985), group("d1", projected=970, total=990)])
+    assert chosen(pairs) == ("p0", "d1")
+
+
+def test_no_room_says_the_numbers() -> None:
+    placed = place(cross([group("p0")], [group("d0", projected=990)]), DEMAND, rotation=0)
+    assert isinstance(placed, NoRoom)
+    assert "990 of 1000" in placed.reason
+    assert "20 more" in placed.reason
+
+
+def test_reason_is_recorded() -> None:
+    placed = place(cross([group("p0", pending=7)], [group("d0", projected=3)]), DEMAND, rotation=0)
+    assert isinstance(placed, Placement)
+    assert placed.reason == "d0 projects 3/1000 KV tokens, p0 has 7 prompt tokens pending"
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=5), st.integers(0, 100))
+def test_chosen_decode_always_has_room_and_is_least_used(projected: list[int], rotation: int) -> None:
+    decodes = [group(f"d{index}", projected=value) for index, value in enumerate(projected)]
+    placed = place(cross([group("p0")], decodes), DEMAND, rotation=rotation)
+    roomy = [value for value in projected if value + 20 <= 1000]
+    if isinstance(placed, NoRoom):
+        assert roomy == []
+    else:
+        assert projected[int(placed.decode[1:])] == min(roomy)
+
+
+def test_only_given_pairs_are_used() -> None:
+    pairs = [Pair(prefill=group("p0", pending=90), decode=group("d0", projected=10))]
+    pairs.append(Pair(prefill=group("p1"), decode=group("d1", projected=500)))
+    assert chosen(pairs) == ("p0", "d0")

@@ -1,0 +1,100 @@
+"""A worker without a wire, for tests of the registry and the dispatcher."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from splash_core.errors import SplashError
+from splash_core.pb import common_pb2, control_pb2, decode_pb2, prefill_pb2
+
+
+class StubWorker:
+    """One group's leader; a test sets its load and what it answers."""
+
+    def __init__(self, address: str, phase: str, *, dtype: str = "fp32") -> None:
+        self.address = address
+        self.phase = phase
+        self.state_name = "ready"
+        self.incarnation = "1"
+        self.projected = 0
+        self.running = 0
+        self.total = 1000
+        self.step_age_s = 0.0
+        self.abi = common_pb2.KvAbi(version="1", dtype=dtype)
+        self.control_error: SplashError | None = None
+        self.run_error: SplashError | None = None
+        self.tokens: Callable[[], AsyncGenerator[int, None]] | None = None
+        self.calls = 0
+        self.described = 0
+        self.closed = 0
+
+    async def describe(self, *, timeout_s: float) -> control_pb2.GroupDescription:
+        del timeout_s
+        self.described += 1
+        return control_pb2.GroupDescription(
+            group=self.address,
+            phase=self.phase,
+            incarnation=self.incarnation,
+            abi=self.abi,
+            max_model_len=500,
+        )
+
+    async def state(self, *, timeout_s: float) -> control_pb2.GroupState:
+        del timeout_s
+        if self.control_error is not None:
+            raise self.control_error
+        return control_pb2.GroupState(
+            group=self.address,
+            phase=self.phase,
+            state=self.state_name,
+            incarnation=self.incarnation,
+            running=self.running,
+            kv_tokens_projected=self.projected,
+            kv_tokens_total=self.total,
+            step_age_s=self.step_age_s,
+        )
+
+    async def set_layout(self, request: control_pb2.SetLayoutRequest) -> control_pb2.SetLayoutResult:
+        return control_pb2.SetLayoutResult(group=self.address, to_layout=request.layout)
+
+    async def pin(self, request: control_pb2.PinRequest) -> control_pb2.PinResult:
+        return control_pb2.PinResult(group=self.address, pinned=request.layout)
+
+    async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
+        del last
+        return control_pb2.DecisionsResult()
+
+    async def audit(self) -> control_pb2.GroupAudit:
+        return control_pb2.GroupAudit(group=self.address)
+
+    async def drain(self, *, deadline_s: float) -> control_pb2.DrainResult:
+        del deadline_s
+        return control_pb2.DrainResult(drained=True)
+
+    async def run_prefill(self, request: prefill_pb2.PrefillRequest) -> prefill_pb2.PrefillResult:
+        del request
+        self.calls += 1
+        if self.run_error is not None:
+            raise self.run_error
+        return prefill_pb2.PrefillResult()
+
+    async def generate(
+        self, request: decode_pb2.DecodeRequest
+    ) -> AsyncGenerator[decode_pb2.DecodeEvent, None]:
+        self.calls += 1
+        try:
+            if self.run_error is not None and self.tokens is None:
+                raise self.run_error
+            yield decode_pb2.DecodeEvent(lease=common_pb2.Lease(lease=request.request_id))
+            # Prefill has its turn first, as it has in truth.
+            await asyncio.sleep(0.002)
+            if self.tokens is not None:
+                async for token in self.tokens():
+                    yield decode_pb2.DecodeEvent(tokens=decode_pb2.DecodedTokens(tokens=[token]))
+            if self.run_error is not None:
+                raise self.run_error
+            yield decode_pb2.DecodeEvent(finished=decode_pb2.DecodeFinished(reason="length"))
+        finally:
+            self.closed += 1
+
+    async def close(self) -> None:
+        return
