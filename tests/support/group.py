@@ -13,6 +13,7 @@ import torch
 from splash_core.errors import Conflict
 from splash_core.ids import GroupId, RequestId, SeqId
 from splash_core.layout.layout import Layout
+from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap, page_bytes
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import (
@@ -75,6 +76,11 @@ class Group:
         events = self.scheduler.complete(self.ranks.ask(plan))
         self.scheduler.check_integrity()
         return events
+
+    @property
+    def table(self) -> PageTable:
+        """The scheduler's page table, to look at."""
+        return self.scheduler._parts.residency.table
 
     def page(self, rank: int, slot: int) -> torch.Tensor:
         """The bytes of a slot."""

@@ -102,3 +102,16 @@ def test_three_ranks_share_uneven_experts_and_columns(layout: Layout, tiny_check
     for seq, length in enumerate(LENGTHS):
         expected = hf_logits(checkpoint, _tokens(spec, length))
         assert (_stack(rows, seq) - expected).abs().max() <= FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_real_widths_of_v2_lite_agree(layout: Layout, wide_v2_lite: Path) -> None:
+    spec = ModelSpec.from_checkpoint(wide_v2_lite)
+    arena = arena_with(spec, num_ranks=2, page_size=16, elem_bytes=4, ordinary=8)
+    tokens = _tokens(spec, 24)
+    builder = PlanBuilder(arena, layout)
+    seq = builder.start(tokens)
+    plans = [builder.step({seq: 19}), *(builder.step({seq: 1}) for _ in range(5))]
+    rows = run_plans(wide_v2_lite, spec, arena, layout, plans, torch.float32)
+    result = torch.stack([rows[seq, position] for position in range(len(tokens))])
+    assert (result - hf_logits(wide_v2_lite, tokens)).abs().max() <= FP32_TOLERANCE
