@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
@@ -42,7 +43,16 @@ class Machinery:
 def assemble(
     *, spec: ModelSpec, arena: ArenaMap, layout: Layout, config: SchedulerConfig, clock: Callable[[], float]
 ) -> Machinery:
-    """The managers of a group that starts empty, in `layout`."""
+    """The managers of a group that starts empty, in `layout`.
+
+    Raises:
+        ConfigError: staging cannot hold one page, so that some switch or relocation would never fit.
+        Infeasible: some layout cannot hold a single token.
+    """
+    if config.staging_bytes < arena.slot_bytes:
+        raise ConfigError(
+            f"staging_bytes {config.staging_bytes} is less than one page of {arena.slot_bytes} bytes; raise it"
+        )
     limit = max_request_tokens(spec, arena, config)
     present = Present(layout=layout)
     roster = Roster()

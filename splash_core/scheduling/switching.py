@@ -271,8 +271,8 @@ class Switcher:
     def _may_pass(self, refusal: Refusal) -> bool:
         """True when the refusal may vanish by itself, because pages in use outside are in the way."""
         table = self._residency.table
-        pinned = [page for page in table.pages if table.is_pinned(page)]
         if refusal.needed_slots is None or refusal.free_slots is None or refusal.rank is None:
-            return bool(pinned)
+            return False
+        pinned = (page for page in table.pages if table.is_pinned(page))
         on_rank = sum(refusal.rank in table.ranks(page) for page in pinned)
         return refusal.needed_slots - refusal.free_slots <= on_rank

@@ -2,7 +2,7 @@
 
 import pytest
 
-from splash_core.errors import Conflict, InvariantBroken
+from splash_core.errors import ConfigError, Conflict, InvariantBroken
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import LayoutPool, Phase, WaitingSequence
@@ -102,6 +102,8 @@ def test_one_switch_at_a_time_and_only_to_known_layouts() -> None:
     assert group.step() is None
     with pytest.raises(Conflict, match="starts in TP"):
         ToyGroup(layout=Layout.TP, layouts=(Layout.DP,))
+    with pytest.raises(ConfigError, match="less than one page of 16 bytes"):
+        ToyGroup(staging_bytes=15)
 
 
 def test_owners_stay_where_the_history_stays() -> None:
