@@ -46,8 +46,8 @@ class StartInterrupted(Exception):
     """The caller gave up waiting for the start."""
 
 
-Progress = Callable[[str, str], None]
-"""Called with (process, state) whenever a process changes state."""
+Progress = Callable[[str, str, float], None]
+"""Called with (process, state, fraction done) while everything starts."""
 
 
 def new_run_dir() -> Path:
@@ -156,7 +156,7 @@ class Stack:
             (ROUTER, "router", as_flags(router)),
         ):
             self._children[name] = Child(name, [command, *flags], run_dir=self.run_dir)
-            report(name, "starting")
+            report(name, "starting", 0.0)
 
     def _group(self, name: str, ranks: int, layout: str) -> GroupSettings:
         settings = self.settings
@@ -187,15 +187,26 @@ class Stack:
             for name in tuple(pending):
                 if (self.run_dir / f"{name}.ready").exists():
                     pending.remove(name)
-                    report(name, "ready")
+                    report(name, "ready", 1.0)
+                else:
+                    report(name, "loading", self._loaded(name))
             if not pending and self._gateway_ready():
-                report(ROUTER, "ready")
+                report(ROUTER, "ready", 1.0)
                 return
             time.sleep(_POLL_S)
         late = ", ".join(sorted(pending)) or "the gateway"
         raise Unavailable(
             f"{late} was not ready within {self.settings.start_timeout_s:g} s; logs are in {self.run_dir}"
         )
+
+    def _loaded(self, name: str) -> float:
+        """How much of its weights a group has read."""
+        try:
+            done, _, total = (self.run_dir / f"{name}.progress").read_text().partition(" ")
+            return int(done) / max(int(total), 1)
+        except (FileNotFoundError, ValueError):
+            # Not begun, or caught half written.
+            return 0.0
 
     def _gateway_ready(self) -> bool:
         try:
@@ -245,5 +256,5 @@ def _check_free(host: str, port: int, flag: str) -> None:
             ) from error
 
 
-def _ignore(process: str, state: str) -> None:
+def _ignore(process: str, state: str, done: float) -> None:
     """No progress wanted."""

@@ -84,7 +84,7 @@ class GroupSettings(WorkerSettings):
     )
     port: int = setting(0, "gRPC port; 0 takes a free one.")
     advertise: str = setting("", "HOST:PORT at which other groups reach this one; default: host and port.")
-    nnodes: int = setting(1, "Hosts that the group's ranks are spread over.")
+    nnodes: int = setting(1, "Hosts that the group's ranks are spread over; only 1 is served so far.")
     node_rank: int = setting(0, "Which of those hosts this is; 0 runs the leader.")
     rendezvous: str = setting("", "HOST:PORT of node 0's leader, for groups over several hosts.")
     parent_pid: int = setting(0, "Process that this one must not outlive; 0: none.", hidden=True)

@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from services.exit_codes import exit_code
 from services.launch import Stack, StackFailed, StartInterrupted
@@ -65,14 +65,13 @@ def _tell(error: SplashError, console: Console) -> None:
 
 
 def _start(stack: Stack, console: Console, stopping: threading.Event) -> None:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def report(process: str, state: str) -> None:
+        def report(process: str, state: str, done: float) -> None:
             if process not in tasks:
                 tasks[process] = progress.add_task("", total=1)
-            done = 1 if state == "ready" else 0
             progress.update(tasks[process], description=f"{process}: {state}", completed=done)
 
         stack.start(report, interrupted=stopping)

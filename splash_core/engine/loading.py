@@ -1,6 +1,6 @@
 """A rank's real engine: join the group's communicators, then read the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,13 @@ _DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 @contextmanager
 def loaded_engine(
-    config: RankConfig, rank: RankId, *, memory: ArenaMemory, spec: ModelSpec, arena: ArenaMap
+    config: RankConfig,
+    rank: RankId,
+    *,
+    memory: ArenaMemory,
+    spec: ModelSpec,
+    arena: ArenaMap,
+    progress: Callable[[int, int], None],
 ) -> Iterator[RankEngine]:
     """The engine of one rank; leaving the block takes the communicators down.
 
@@ -29,6 +35,7 @@ def loaded_engine(
         memory: its arena.
         spec: the model.
         arena: the slot map.
+        progress: called with (bytes read, bytes to read).
     """
     torch.set_num_threads(config.threads)
     launch = LaunchConfig(rank=rank, num_ranks=config.num_ranks, rendezvous=config.rendezvous)
@@ -41,4 +48,5 @@ def loaded_engine(
             comms=comms,
             dtype=_DTYPES[config.dtype],
             layout=config.layout,
+            progress=progress,
         )

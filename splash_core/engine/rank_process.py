@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,7 @@ from splash_core.transport.arena_memory import ArenaMemory
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.5
 _PUSH_POLL_S = 0.001
+_REPORT_S = 0.25
 
 
 class Engine(Protocol):
@@ -45,7 +46,13 @@ class Engine(Protocol):
 
 @contextmanager
 def _engine(
-    config: RankConfig, rank: RankId, memory: ArenaMemory, spec: ModelSpec, arena: ArenaMap
+    config: RankConfig,
+    rank: RankId,
+    *,
+    memory: ArenaMemory,
+    spec: ModelSpec,
+    arena: ArenaMap,
+    progress: Callable[[int, int], None],
 ) -> Iterator[Engine]:
     if config.engine == "fake":
         yield FakeEngine(
@@ -59,7 +66,7 @@ def _engine(
     # Imported here: torch takes seconds, and a rank without weights needs none of it.
     from splash_core.engine.loading import loaded_engine
 
-    with loaded_engine(config, rank, memory=memory, spec=spec, arena=arena) as engine:
+    with loaded_engine(config, rank, memory=memory, spec=spec, arena=arena, progress=progress) as engine:
         yield engine
 
 
@@ -76,7 +83,9 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
     abi = kv_abi(spec, dtype=config.dtype, page_size=config.page_size)
     with (
         Pusher.open(arena, abi) as pusher,
-        _engine(config, rank, pusher.memory, spec, arena) as engine,
+        _engine(
+            config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
+        ) as engine,
     ):
         address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
         ready = rank_pb2.RankReady(
@@ -89,6 +98,23 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         link.send(rank_pb2.FromRank(ready=ready))
         _log.info("ready after %.1f s", ready.load_s)
         _loop(link, engine, pusher, rank, num_ranks=config.num_ranks)
+
+
+class _LoadReports:
+    """Tells the leader how far the weights are, a few times a second."""
+
+    def __init__(self, link: RankLink) -> None:
+        self._link = link
+        self._next = 0.0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Called after each tensor."""
+        now = time.monotonic()
+        if now < self._next and done_bytes < total_bytes:
+            return
+        self._next = now + _REPORT_S
+        loading = rank_pb2.RankLoading(done_bytes=done_bytes, total_bytes=total_bytes)
+        self._link.send(rank_pb2.FromRank(loading=loading))
 
 
 def _loop(link: RankLink, engine: Engine, pusher: Pusher, rank: RankId, *, num_ranks: int) -> None:

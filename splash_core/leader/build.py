@@ -127,6 +127,11 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     for name in ("ranks", "page_size", "chunk_tokens", "max_running"):
         if getattr(settings, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}")
+    if settings.nnodes != 1 or settings.node_rank != 0:
+        raise ConfigError(
+            f"--nnodes {settings.nnodes}: groups over several hosts need a network transport, only shm is "
+            "served so far; leave --nnodes and --node-rank out"
+        )
     arena = _arena(settings, spec, checkpoint, elem_bytes=ELEM_BYTES[dtype])
     verdicts = catalog_of_arena(spec, arena)
     infeasible = {

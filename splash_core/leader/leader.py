@@ -173,11 +173,12 @@ class GroupLeader:
         except GroupFailed as error:
             self.fail(error)
             raise
-        except SplashError as error:
-            # A broken invariant of the scheduler: its state cannot be trusted any more.
+        except Exception as error:  # the service's main loop: its state cannot be trusted after any error
+            _log.exception("the leader's loop broke")
             self.ranks.fail(f"leader: {type(error).__name__}: {error}")
-            self.fail(GroupFailed(f"leader: {error}"))
-            raise
+            failure = self.ranks.failure or GroupFailed(f"leader: {type(error).__name__}: {error}")
+            self.fail(failure)
+            raise failure from error
 
     def stop(self) -> None:
         """End the loop after the step under way."""

@@ -35,15 +35,29 @@ def exit_text(code: int) -> str:
 
 
 class RankPool:
-    """Spawns the ranks of this host, talks to all ranks, and ends them as a unit."""
+    """Spawns the ranks, talks to them, and ends them as a unit."""
 
     def __init__(
-        self, config: RankConfig, link: LeaderLink, *, local_ranks: tuple[RankId, ...], folder: Path
+        self,
+        config: RankConfig,
+        link: LeaderLink,
+        *,
+        folder: Path,
+        on_loading: Callable[[int, int], None],
     ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            config: of all ranks.
+            link: the leader's end of the wire.
+            folder: for the ranks' configuration and output.
+            on_loading: told the bytes of weights that all ranks have read, and are going to read.
+        """
         self._config = config
         self._link = link
-        self._local = local_ranks
         self._folder = folder
+        self._on_loading = on_loading
+        self._loading: dict[RankId, rank_pb2.RankLoading] = {}
         self._processes: dict[RankId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: dict[RankId, rank_pb2.RankReady] = {}
@@ -62,7 +76,7 @@ class RankPool:
 
     @property
     def pids(self) -> dict[RankId, int]:
-        """Process ids of this host's ranks."""
+        """Process ids of the ranks."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     async def wait_failed(self) -> GroupFailed:
@@ -70,7 +84,7 @@ class RankPool:
         return await asyncio.shield(self._failure)
 
     async def start(self, *, parent_pid: int, timeout_s: float) -> tuple[rank_pb2.RankReady, ...]:
-        """Start this host's ranks and wait until all ranks of the group are ready.
+        """Start the ranks and wait until all are ready.
 
         Raises:
             GroupFailed: a rank died, reported an error, or was not ready in time.
@@ -78,8 +92,8 @@ class RankPool:
         self._tasks.append(asyncio.create_task(self._read()))
         config_path = self._folder / "ranks.json"
         self._config.write(config_path)
-        for rank in self._local:
-            await self._spawn(rank, config_path, parent_pid)
+        for rank in range(self._config.num_ranks):
+            await self._spawn(RankId(rank), config_path, parent_pid)
         await self._wait(self._all_ready, timeout_s, lambda: f"not ready within {timeout_s:g} s")
         return tuple(self._ready[RankId(rank)] for rank in range(self._config.num_ranks))
 
@@ -150,7 +164,7 @@ class RankPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def kill(self) -> None:
-        """Kill all ranks of this host."""
+        """Kill all ranks."""
         for process in self._processes.values():
             if process.returncode is None:
                 process.kill()
@@ -212,6 +226,12 @@ class RankPool:
                 self._ready[rank] = message.ready
                 if len(self._ready) == self._config.num_ranks:
                     self._all_ready.set()
+            elif kind == "loading":
+                self._loading[rank] = message.loading
+                entries = self._loading.values()
+                self._on_loading(
+                    sum(entry.done_bytes for entry in entries), sum(entry.total_bytes for entry in entries)
+                )
             elif kind == "step":
                 self._results[rank] = result_from_pb(message.step)
                 if len(self._results) == self._config.num_ranks:

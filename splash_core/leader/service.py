@@ -22,8 +22,7 @@ from typing import Protocol
 
 import grpc.aio
 
-from splash_core.errors import ConfigError, GroupFailed, SplashError
-from splash_core.ids import RankId
+from splash_core.errors import ConfigError, GroupFailed
 from splash_core.leader.build import GroupBlueprint, threads_per_rank
 from splash_core.leader.control import ControlServicer
 from splash_core.leader.leader import GroupLeader
@@ -86,6 +85,7 @@ class GroupProcess:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._ready_file = Path(settings.run_dir) / f"{blueprint.group}.ready"
         self._ready_file.unlink(missing_ok=True)
+        self._progress_file = self._ready_file.with_suffix(".progress")
         wanted = Path(settings.socket_dir) / blueprint.group if settings.socket_dir else self._folder
         self._own_sockets = len(str(wanted)) > _MAX_FOLDER
         self._socket_dir = Path(tempfile.mkdtemp(prefix="splash-")) if self._own_sockets else wanted
@@ -98,9 +98,9 @@ class GroupProcess:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, asked.set)
-        link = LeaderLink(self._link_address())
+        link = LeaderLink(ipc_address(self._socket_dir))
         ranks = RankPool(
-            self._rank_config(link.address), link, local_ranks=self._local_ranks(), folder=self._folder
+            self._rank_config(link.address), link, folder=self._folder, on_loading=self._tell_progress
         )
         leader = self._leader(ranks)
         control = ControlServicer(self._blueprint, leader)
@@ -156,7 +156,7 @@ class GroupProcess:
             leader.stop()
         try:
             await running
-        except SplashError as error:
+        except GroupFailed as error:
             _log.error("%s", error)
             await server.stop(_FAREWELL_S)
             return 1
@@ -190,6 +190,10 @@ class GroupProcess:
         self.address = wanted if wanted.startswith("unix:") else f"{settings.host}:{port}"
         await server.start()
 
+    def _tell_progress(self, done_bytes: int, total_bytes: int) -> None:
+        """Whoever waits for the start may read how far the weights are."""
+        self._progress_file.write_text(f"{done_bytes} {total_bytes}")
+
     def _announce(self) -> None:
         line = {"group": self._blueprint.group, "address": self.address, "pid": os.getpid()}
         draft = self._ready_file.with_suffix(".draft")
@@ -197,16 +201,10 @@ class GroupProcess:
         draft.rename(self._ready_file)
         _log.info("ready on %s, layout %s", self.address, self._blueprint.layout)
 
-    def _link_address(self) -> str:
-        settings = self._blueprint.settings
-        return f"tcp://{settings.rendezvous}" if settings.nnodes > 1 else ipc_address(self._socket_dir)
-
-    def _local_ranks(self) -> tuple[RankId, ...]:
-        settings = self._blueprint.settings
-        return local_ranks(settings.ranks, nodes=settings.nnodes, node=settings.node_rank)
-
     def _rank_config(self, link: str) -> RankConfig:
         blueprint, settings = self._blueprint, self._blueprint.settings
+        # A fresh file in each life of the group: old entries would name ranks that are gone.
+        meeting = f"meet-{blueprint.incarnation}"
         return RankConfig(
             group=blueprint.group,
             engine=settings.engine,
@@ -219,33 +217,9 @@ class GroupProcess:
             arena_bytes=blueprint.arena.arena_bytes,
             staging_bytes=settings.staging_bytes,
             link=link,
-            rendezvous=self._rendezvous(),
+            rendezvous=f"file://{(self._folder / meeting).resolve()}",
             log_dir=str(self._folder),
             log_format=settings.log_format,
-            threads=threads_per_rank(settings.host_ranks or len(self._local_ranks())),
+            threads=threads_per_rank(settings.host_ranks or settings.ranks),
             fake_step_s=settings.fake_step_s,
         )
-
-    def _rendezvous(self) -> str:
-        settings = self._blueprint.settings
-        if settings.nnodes == 1:
-            meeting = self._folder / f"meet-{self._blueprint.incarnation}"
-            return f"file://{meeting.resolve()}"
-        host, _, port = settings.rendezvous.rpartition(":")
-        return f"tcp://{host}:{int(port) + 1}"
-
-
-def local_ranks(num_ranks: int, *, nodes: int, node: int) -> tuple[RankId, ...]:
-    """The ranks of one node: consecutive, counts differing by at most one.
-
-    Raises:
-        ConfigError: there is no such node, or more nodes than ranks.
-    """
-    if not 0 <= node < nodes <= num_ranks:
-        raise ConfigError(
-            f"--node-rank {node} of --nnodes {nodes} with --ranks {num_ranks}: "
-            "need 0 ≤ node-rank < nnodes ≤ ranks"
-        )
-    base, more = divmod(num_ranks, nodes)
-    first = node * base + min(node, more)
-    return tuple(RankId(rank) for rank in range(first, first + base + (node < more)))

@@ -179,6 +179,14 @@ class PushResult(_message.Message):
     bytes: int
     def __init__(self, push: _Optional[int] = ..., rank: _Optional[int] = ..., error: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
+class RankLoading(_message.Message):
+    __slots__ = ("done_bytes", "total_bytes")
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    done_bytes: int
+    total_bytes: int
+    def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
 class RankReady(_message.Message):
     __slots__ = ("rank", "address", "load_s", "arena_bytes", "process")
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -212,13 +220,15 @@ class ToRank(_message.Message):
     def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ...) -> None: ...
 
 class FromRank(_message.Message):
-    __slots__ = ("ready", "step", "push", "failure")
+    __slots__ = ("ready", "step", "push", "failure", "loading")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
     ready: RankReady
     step: StepResult
     push: PushResult
     failure: RankFailure
-    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ...) -> None: ...
+    loading: RankLoading
+    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ...) -> None: ...
