@@ -1,0 +1,91 @@
+"""The engine without weights: same tokens however the work is cut, and no tolerance for a wrong plan."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splash_core.engine.fake import FakeEngine, fake_token
+from splash_core.errors import InvariantBroken
+from splash_core.ids import Epoch, RankId, SeqId, StepId
+from splash_core.layout.layout import Layout
+from splash_core.scheduling.step import NewSequence, SequenceStep, StepPlan, StepResult, TableUpdate
+from splash_core.spec.request import SamplingParams
+
+PAGE, VOCAB, SEQ = 4, 97, SeqId(3)
+
+
+def _plan(number: int, start: int, tokens: tuple[int, ...], *, sample: bool, **parts: object) -> StepPlan:
+    return StepPlan(
+        step=StepId(number),
+        epoch=Epoch(0),
+        layout=Layout.TP,
+        sequences=(SequenceStep(seq=SEQ, start=start, tokens=tokens, sample=sample),),
+        **parts,  # type: ignore[arg-type]
+    )
+
+
+def _opening(prompt: tuple[int, ...], ranks: int, **sampling: object) -> dict[str, object]:
+    new = NewSequence(
+        seq=SEQ,
+        sampling=SamplingParams(temperature=0.0, **sampling),  # type: ignore[arg-type]
+        tokens=prompt,
+        num_prompt=len(prompt),
+    )
+    pages = ((0,) * ranks,) * 32
+    return {"started": (new,), "tables": (TableUpdate(seq=SEQ, first_page=0, slots=pages),)}
+
+
+def _step(engines: list[FakeEngine], plan: StepPlan) -> list[StepResult]:
+    return [engine.step(plan) for engine in engines]
+
+
+def _engines(ranks: int) -> list[FakeEngine]:
+    return [
+        FakeEngine(rank=RankId(rank), num_ranks=ranks, vocab=VOCAB, page_size=PAGE) for rank in range(ranks)
+    ]
+
+
+@settings(max_examples=40)
+@given(
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=20).map(tuple),
+    ranks=st.integers(1, 4),
+    data=st.data(),
+)
+def test_chunks_and_ranks_do_not_change_the_token(
+    prompt: tuple[int, ...], ranks: int, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(1, len(prompt) - 1))
+    engines = _engines(ranks)
+    first = _step(engines, _plan(1, 0, prompt[:cut], sample=False, **_opening(prompt, ranks)))
+    assert all(not result.tokens for result in first)
+    second = _step(engines, _plan(2, cut, prompt[cut:], sample=True))
+    drawn = [token for result in second for token in result.tokens]
+    assert [(token.seq, token.token) for token in drawn] == [(SEQ, fake_token(prompt, seed=0, vocab=VOCAB))]
+
+
+def test_prompt_scores_cover_every_position_once() -> None:
+    prompt = (5, 6, 7, 8, 9)
+    engine = _engines(1)[0]
+    parts = engine.step(
+        _plan(1, 0, prompt[:2], sample=False, **_opening(prompt, 1, prompt_logprobs=1))
+    ).prompt_logprobs
+    parts += engine.step(_plan(2, 2, prompt[2:], sample=True)).prompt_logprobs
+    scored = {part.first_position + i: entry.token for part in parts for i, entry in enumerate(part.entries)}
+    assert scored == dict(enumerate(prompt[1:], start=1))
+
+
+def test_a_plan_that_does_not_continue_the_history_is_refused() -> None:
+    engine = _engines(1)[0]
+    with pytest.raises(InvariantBroken, match="never started"):
+        engine.step(_plan(1, 0, (1,), sample=True))
+    engine.step(_plan(1, 0, (1, 2), sample=False, **_opening((1, 2, 3), 1)))
+    with pytest.raises(InvariantBroken, match="do not continue"):
+        engine.step(_plan(2, 2, (4,), sample=True))
+
+
+def test_a_table_too_short_for_the_rows_is_refused() -> None:
+    engine = _engines(1)[0]
+    opening = _opening((1, 2, 3, 4, 5), 1)
+    opening["tables"] = (TableUpdate(seq=SEQ, first_page=0, slots=((0,),)),)
+    with pytest.raises(InvariantBroken, match="1 pages of 4 tokens"):
+        engine.step(_plan(1, 0, (1, 2, 3, 4, 5), sample=True, **opening))

@@ -1,0 +1,127 @@
+"""Settings: where values come from, what is refused, and that flags reproduce a settings object."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from services.options import settings_command
+from splash_core.config import (
+    AdminSettings,
+    GroupSettings,
+    RouterSettings,
+    UpSettings,
+    admin_key,
+    cache_home,
+    reference,
+    resolve,
+    state_home,
+)
+from splash_core.errors import ConfigError
+from splash_core.settings_base import as_flags, parse_size
+
+
+def test_flags_win_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "splash.toml"
+    file.write_text('ranks = 4\npage-size = 32\nmodel = "from-file"\nport = 7\nadmin_port = 9\n')
+    settings = resolve(
+        GroupSettings,
+        flags={"ranks": "8", "model": None},
+        config=file,
+        environ={"SPLASH_RANKS": "6", "SPLASH_PAGE_SIZE": "16"},
+    )
+    assert (settings.ranks, settings.page_size, settings.model, settings.port) == (8, 16, "from-file", 7)
+    assert settings.chunk_tokens == 512
+
+
+def test_settings_for_child_processes_do_not_come_from_the_environment() -> None:
+    settings = resolve(GroupSettings, flags={}, environ={"SPLASH_PARENT_PID": "1", "SPLASH_ENGINE": "fake"})
+    assert (settings.parent_pid, settings.engine) == (0, "torch")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "words"),
+    [
+        ({"ranks": "two"}, {}, ("--ranks", "'two'", "not a number")),
+        ({}, {"SPLASH_STEP_TIMEOUT_S": "soon"}, ("SPLASH_STEP_TIMEOUT_S", "'soon'")),
+        ({"layout": "XP"}, {}, ("--layout", "TP, CP, DP, DOP")),
+        ({"transport": "mooncake"}, {}, ("mooncake", "only shm")),
+        ({"device": "cuda"}, {}, ("cuda", "only cpu")),
+        ({"device": "tpu"}, {}, ("tpu", "cpu")),
+    ],
+)
+def test_bad_values_name_their_source_and_the_remedy(
+    flags: dict[str, object], environ: dict[str, str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve(GroupSettings, flags=flags, environ=environ)
+    assert all(word in str(raised.value) for word in words)
+
+
+def test_a_registry_url_that_is_not_served_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only memory is served"):
+        resolve(UpSettings, flags={"registry": "redis://host:6379"}, environ={})
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        resolve(UpSettings, flags={}, config=tmp_path / "none.toml", environ={})
+    broken = tmp_path / "broken.toml"
+    broken.write_text("ranks = = 4")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        resolve(UpSettings, flags={}, config=broken, environ={})
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("page_size = [1]")
+    with pytest.raises(ConfigError, match=r"page_size in .*must be of type int"):
+        resolve(UpSettings, flags={}, config=wrong, environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("64", 64), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1.5K", 1536), (" 8KB", 8192)]
+)
+def test_sizes(text: str, value: int) -> None:
+    assert parse_size(text) == value
+
+
+@pytest.mark.parametrize("kind", [GroupSettings, RouterSettings, UpSettings])
+def test_flags_reproduce_a_settings_object_in_a_child(kind: type) -> None:
+    settings = resolve(kind, flags={"model": "m", "port": "17"}, environ={"SPLASH_LOG_FORMAT": "plain"})
+    seen: list[object] = []
+    app = typer.Typer()
+
+    @settings_command(app, "child", kind)
+    def child(got: object, as_json: bool) -> int:
+        """A child process."""
+        seen.extend([got, as_json])
+        return 5
+
+    result = CliRunner().invoke(app, [*as_flags(settings), "--json"])
+    assert result.exit_code == 5, result.output
+    assert seen == [settings, True]
+
+
+def test_every_visible_setting_is_documented_once() -> None:
+    lines = reference(GroupSettings, UpSettings).splitlines()
+    names = [line.split("|")[1].strip() for line in lines[2:]]
+    assert len(names) == len(set(names))
+    assert {"ranks", "prefill_ranks", "kv_bytes"} <= set(names)
+    assert "parent_pid" not in names
+
+
+def test_the_admin_key_comes_from_environment_or_file_and_never_from_a_flag(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("from-file\n")
+    settings = AdminSettings(admin_key_file=str(file))
+    assert admin_key(settings, environ={}) == "from-file"
+    assert admin_key(settings, environ={"SPLASH_ADMIN_KEY": "from-env"}) == "from-env"
+    assert admin_key(AdminSettings(), environ={}) == ""
+    with pytest.raises(ConfigError, match="no-such"):
+        admin_key(AdminSettings(admin_key_file=str(tmp_path / "no-such")), environ={})
+    assert [flag for flag in as_flags(settings) if flag.startswith("--")] == ["--admin", "--admin-key-file"]
+
+
+def test_state_and_cache_folders_follow_xdg(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path / "s"), "XDG_CACHE_HOME": str(tmp_path / "c")}
+    assert state_home(environ) == tmp_path / "s" / "splash"
+    assert cache_home(environ) == tmp_path / "c" / "splash"
