@@ -45,7 +45,9 @@ def write_tokenizer(folder: Path) -> Path:
         single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], bos)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": {"content": SPECIAL[0]}, "eos_token": SPECIAL[1], "chat_template": TEMPLATE}
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    bos_entry = {"__type": "AddedToken", "content": SPECIAL[0], **flags}
+    settings = {"bos_token": bos_entry, "eos_token": SPECIAL[1], "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     eos = tokenizer.token_to_id(SPECIAL[1])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [eos]}))

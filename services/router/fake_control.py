@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
+from splash_core.errors import Conflict
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2
+from splash_core.rpc.errors import abort
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,8 +101,7 @@ class FakeControl(control_pb2_grpc.ControlServicer):
         """Switch at once; CP is refused with numbers."""
         group = self._group
         if request.layout == "CP":
-            from_error = "CP is not feasible: 12 pages in borrowed slots, 3 free ordinary slots"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, from_error)
+            await abort(context, Conflict("CP is refused: 12 pages in borrowed slots, 3 ordinary slots free"))
         before, moved = group.layout, request.layout != group.layout
         group.layout = request.layout
         group.layout_epoch += int(moved)

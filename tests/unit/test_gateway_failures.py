@@ -282,7 +282,7 @@ def test_sampling_reaches_the_worker(router: RunningRouter, http: httpx.Client) 
     fields |= {"logit_bias": {"3": -1.5}, "stop_token_ids": [9], "logprobs": True, "top_logprobs": 2}
     assert chat(router, http, **fields).status_code == 200
     [sent] = router.backend.counts.requests
-    end = router.tokenizer.token_to_id("<|end|>")
+    end = router.tokenizer.get_vocab()["<|end|>"]
     assert sent.sampling.temperature == 0.5
     assert sent.sampling.top_k == 0
     assert (sent.sampling.top_p, sent.sampling.min_p) == (0.9, 0.1)

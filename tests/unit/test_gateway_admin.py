@@ -1,0 +1,130 @@
+"""The admin port over scripted groups: shapes, switches, refusals, drain."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.openai_conformance import error_of
+from tests.router_support import RunningRouter, running_router, write_tokenizer
+
+CHAT = {"model": "test-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def router(folder: Path, http: httpx.Client) -> Iterator[RunningRouter]:
+    with running_router(folder, policy="auto") as running:
+        end = time.monotonic() + 5
+        while http.get(f"{running.url}/ready").status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=30) as client:
+        yield client
+
+
+def test_cluster_has_the_promised_fields(router: RunningRouter, http: httpx.Client) -> None:
+    groups = http.get(f"{router.admin_url}/admin/cluster").json()["groups"]
+    assert [(group["group"], group["phase"], group["state"]) for group in groups] == [
+        ("prefill-0", "prefill", "ready"),
+        ("decode-0", "decode", "ready"),
+    ]
+    promised = {"group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps"}
+    promised |= {"running", "waiting", "kv_tokens_used", "kv_tokens_total"}
+    assert all(promised <= set(group) for group in groups)
+
+
+def test_layouts_say_why_not(router: RunningRouter, http: httpx.Client) -> None:
+    groups = http.get(f"{router.admin_url}/admin/layouts").json()["groups"]
+    reasons = {entry["layout"]: entry["reason"] for entry in groups[0]["layouts"] if not entry["feasible"]}
+    assert reasons == {"CP": "not in this fake"}
+
+
+def test_switch_and_switch_to_the_same(router: RunningRouter, http: httpx.Client) -> None:
+    url = f"{router.admin_url}/admin/layout"
+    moved = http.post(url, json={"phase": "decode", "layout": "DOP", "mode": "blocking"}).json()
+    assert moved == {
+        "group": "decode-0",
+        "from": "DP",
+        "to": "DOP",
+        "layout_epoch": 1,
+        "mode": "blocking",
+        "exposed_ms": 0.0,
+        "bytes": 4096,
+    }
+    same = http.post(url, json={"phase": "decode", "group": "decode-0", "layout": "DOP"}).json()
+    assert (same["from"], same["to"], same["bytes"], same["layout_epoch"]) == ("DOP", "DOP", 0, 1)
+
+
+def test_refused_switch_is_a_409_with_numbers(router: RunningRouter, http: httpx.Client) -> None:
+    answer = http.post(f"{router.admin_url}/admin/layout", json={"phase": "decode", "layout": "CP"})
+    assert "12 pages in borrowed slots" in error_of(answer, 409)["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"phase": "encode", "layout": "TP"}, 404, "phase"),
+        ({"phase": "decode", "group": "decode-7", "layout": "TP"}, 404, "group"),
+        ({"phase": "decode"}, 400, "layout"),
+        ({"phase": "decode", "layout": 3}, 400, "layout"),
+        ({"phase": "decode", "layout": "TP", "speed": "fast"}, 400, "speed"),
+    ],
+)
+def test_bad_orders(
+    router: RunningRouter, http: httpx.Client, body: dict[str, object], status: int, param: str
+) -> None:
+    assert error_of(http.post(f"{router.admin_url}/admin/layout", json=body), status)["param"] == param
+
+
+def test_pin_and_unpin(router: RunningRouter, http: httpx.Client) -> None:
+    pin = {"phase": "prefill", "layout": "TP"}
+    for path in ("/admin/pin", "/admin/layout/pin"):
+        answer = http.post(f"{router.admin_url}{path}", json=pin).json()
+        assert answer == {"group": "prefill-0", "pinned": "TP"}
+    for path in ("/admin/unpin", "/admin/layout/unpin"):
+        answer = http.post(f"{router.admin_url}{path}", json={"phase": "prefill"}).json()
+        assert answer == {"group": "prefill-0", "pinned": None}
+
+
+def test_decisions_policy_console(router: RunningRouter, http: httpx.Client) -> None:
+    records = http.get(f"{router.admin_url}/admin/decisions?last=5").json()
+    assert {record["group"] for record in records} == {"prefill-0", "decode-0"}
+    assert len(http.get(f"{router.admin_url}/admin/decisions?last=1").json()) == 1
+    assert error_of(http.get(f"{router.admin_url}/admin/decisions?last=x"), 400)["param"] == "last"
+    assert http.get(f"{router.admin_url}/admin/policy").json()["policy"] == "auto"
+    page = http.get(router.admin_url)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/admin/cluster" in page.text
+    error_of(http.get(f"{router.admin_url}/admin/nothing"), 404)
+    error_of(http.get(f"{router.admin_url}/admin/requests/none/timeline"), 404)
+
+
+def test_admin_is_not_on_the_gateway(router: RunningRouter, http: httpx.Client) -> None:
+    for path in ("/admin/cluster", "/admin/audit", "/"):
+        error_of(http.get(f"{router.url}{path}"), 404)
+    error_of(http.post(f"{router.admin_url}/v1/completions", json={}), 404)
+
+
+def test_drain_refuses_the_new_and_reports(router: RunningRouter, http: httpx.Client) -> None:
+    assert http.post(f"{router.url}/v1/chat/completions", json=CHAT).status_code == 200
+    answer = http.post(f"{router.admin_url}/admin/drain", json={"deadline_s": 5}).json()
+    assert answer == {"drained": True, "left": 0}
+    assert router.backend.prefill.drained
+    assert router.backend.decode.drained
+    refused = http.post(f"{router.url}/v1/chat/completions", json=CHAT)
+    assert "draining" in error_of(refused, 503)["message"]
+    assert "draining" in error_of(http.get(f"{router.url}/ready"), 503)["message"]
+    assert http.get(f"{router.admin_url}/admin/audit").json()["pages_held"] == 0
+    assert http.post(f"{router.admin_url}/admin/drain").json()["drained"] is True
