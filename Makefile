@@ -28,8 +28,8 @@ help:  ## this list
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (some minutes the first time)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >&2
-	@$(BIN)/python -m pip install --quiet $(TORCH_ARGS) torch==2.13.0 >&2
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' >&2
+	@$(BIN)/python -m pip install -qq $(TORCH_ARGS) torch==2.13.0 >&2
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]' >&2
 	@touch $@
 
 demo: $(READY)  ## serve the demo model, chat, switch both phases through all twelve directions

@@ -1,10 +1,27 @@
-"""What the demo asks. Each prompt has a greedy answer whose two best tokens are never nearly tied."""
+"""What the demo asks: along each greedy answer the two best fp32 logits are never closer than 0.02."""
 
 QUESTION = "What is the capital of France?"
 
 PROMPTS = (
-    "A glacier forms where more snow falls in winter than melts in summer. Over many years the lower layers "
-    "are pressed into ice, and under its own weight the ice begins to flow slowly downhill. It carries rocks "
-    "with it, grinds the ground beneath, and leaves wide valleys behind when it melts. Explain to a child in "
-    "a few sentences how a glacier shapes a valley.",
+    "The printing press of Johannes Gutenberg used movable metal type, an oil-based ink and a press like "
+    "those that made wine. Before it, books were copied by hand, and a single Bible took a scribe more "
+    "than a year. Within fifty years, millions of books had been printed in Europe. Explain in a few "
+    "sentences how the printing press changed the spread of knowledge.",
+    "A lighthouse stands on rocks where ships could run aground. Its lamp is placed behind large lenses "
+    "that bundle the light into beams, and the beams turn so that every lighthouse has its own rhythm of "
+    "flashes. Sailors read the rhythm and know where they are. Explain in a few sentences how sailors "
+    "used lighthouses to find their way.",
+    "Bread rises because yeast eats sugar in the dough and gives off carbon dioxide. The gluten of the "
+    "flour forms a net that holds the bubbles. In the oven the gas expands, the water turns to steam, and "
+    "the crust becomes brown and crisp at the end. Explain in a few sentences what happens in a loaf of "
+    "bread while it is baked.",
+    "In the nineteenth century the telegraph sent messages over wires as short and long pulses of "
+    "current. A trained clerk could read them by ear and write them down. A letter from London to New "
+    "York took ten days by ship; after the cable of 1866 a message took some minutes. Explain in a few "
+    "sentences how the telegraph changed trade and news.",
+    "Trees drop their leaves in autumn because water is scarce when the ground is frozen. Before they "
+    "fall, the tree takes back the green pigment and stores what it can use in its trunk and roots. What "
+    "is left in the leaf is yellow and red. Explain in a few sentences why leaves change their colour in "
+    "autumn.",
+    "Why is the sky blue?",
 )

@@ -18,7 +18,7 @@ from services.demo.report import DemoReport, SwitchReport
 from services.demo.streams import Wave, wait_until
 
 LAYOUTS = ("TP", "CP", "DP", "DOP")
-MAX_TOKENS = 72
+MAX_TOKENS = 68
 MAX_WAVES = 8
 PACE_TOKENS = 18
 """Decode: tokens, over all streams, between one switch's answer and the next switch."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """No single request of the demo takes longer."""
 
 
