@@ -83,11 +83,18 @@ def refuse_entry(
     return None
 
 
-def has_room(load: GroupLoad, demand: Demand) -> bool:
-    """True when the group can hold the demand next to the projected growth of what it has."""
+def has_room(load: GroupLoad, demand: Demand, *, overcommit: float = 1.0) -> bool:
+    """True when the group can take the demand next to the projected growth of what it has.
+
+    Args:
+        load: of the group.
+        demand: of the sequence.
+        overcommit: multiple of the pool that may be projected. Above 1, the group queues and preempts what
+            exceeds its pool, and its layout policy sees that queue.
+    """
     if load.sequences == 0:
         return True
-    return load.kv_tokens_projected + demand.kv_tokens <= load.kv_tokens_total
+    return load.kv_tokens_projected + demand.kv_tokens <= overcommit * load.kv_tokens_total
 
 
 def retry_after_s(waiting: QueueLoad, *, seconds_per_request: float) -> float:

@@ -50,6 +50,9 @@ class RouterConfig:
     """Prompt tokens that may wait for their first token; beyond that 429."""
     expected_output_tokens: int = 512
     """Output that admission projects for a request that allows more, tokens."""
+    kv_overcommit: float = 2.0
+    """Multiple of a decode group's pool that may be projected before requests wait here. Above 1 the group
+    itself queues and preempts, and its layout policy sees that queue."""
     poll_interval_s: float = 0.25
     """Seconds between two looks at a group's state."""
     poll_timeout_s: float = 5.0

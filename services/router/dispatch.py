@@ -27,6 +27,7 @@ class DispatchSettings:
 
     limits: QueueLimits
     expected_output_tokens: int
+    kv_overcommit: float = 1.0
 
 
 class Dispatcher:
@@ -138,7 +139,12 @@ class Dispatcher:
                 pairs = self.registry.pairs(excluded=excluded)
                 if not pairs:
                     raise failure or no_worker(self.registry.causes())
-                placed = place(pairs, demand, rotation=self._placements)
+                placed = place(
+                    pairs,
+                    demand,
+                    rotation=self._placements,
+                    overcommit=self._settings.kv_overcommit,
+                )
                 if not isinstance(placed, NoRoom):
                     self._placements += 1
                     charge = self.registry.charge(prefill=placed.prefill, decode=placed.decode, demand=demand)

@@ -41,6 +41,8 @@ class FakeGroup:
     incarnation: str = "1"
     abi: common_pb2.KvAbi = field(default_factory=lambda: common_pb2.KvAbi(version="1", dtype="fp32"))
     step_age_s: float = 0.0
+    refused: frozenset[str] = frozenset({"CP"})
+    """Layouts that a switch to is refused."""
     pinned: str = ""
     drained: bool = False
 
@@ -100,8 +102,11 @@ class FakeControl(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.SetLayoutResult:
         """Switch at once; CP is refused with numbers."""
         group = self._group
-        if request.layout == "CP":
-            await abort(context, Conflict("CP is refused: 12 pages in borrowed slots, 3 ordinary slots free"))
+        if request.layout in group.refused:
+            await abort(
+                context,
+                Conflict(f"{request.layout} is refused: 12 pages in borrowed slots, 3 ordinary slots free"),
+            )
         before, moved = group.layout, request.layout != group.layout
         group.layout = request.layout
         group.layout_epoch += int(moved)

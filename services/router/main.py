@@ -186,7 +186,11 @@ async def _first_of(*awaitables: "object") -> None:
 
 def _dispatch_settings(config: RouterConfig) -> DispatchSettings:
     limits = QueueLimits(requests=config.max_queued_requests, prompt_tokens=config.max_queued_tokens)
-    return DispatchSettings(limits=limits, expected_output_tokens=config.expected_output_tokens)
+    return DispatchSettings(
+        limits=limits,
+        expected_output_tokens=config.expected_output_tokens,
+        kv_overcommit=config.kv_overcommit,
+    )
 
 
 def _reader_settings(config: RouterConfig) -> ReaderSettings:

@@ -33,15 +33,18 @@ class Pair:
     decode: GroupLoad
 
 
-def place(pairs: Sequence[Pair], demand: Demand, *, rotation: int) -> Placement | NoRoom:
+def place(
+    pairs: Sequence[Pair], demand: Demand, *, rotation: int, overcommit: float = 1.0
+) -> Placement | NoRoom:
     """Choose the decode group with the least projected use that has room, and its least loaded prefill group.
 
     Args:
         pairs: compatible pairs of ready groups, at least one.
         demand: of the request.
         rotation: counts placements; decides between equals.
+        overcommit: see `has_room`.
     """
-    roomy = [pair for pair in pairs if has_room(pair.decode, demand)]
+    roomy = [pair for pair in pairs if has_room(pair.decode, demand, overcommit=overcommit)]
     if not roomy:
         best = min((pair.decode for pair in pairs), key=_use)
         return NoRoom(

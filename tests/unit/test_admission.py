@@ -67,6 +67,12 @@ def test_room_is_projection_plus_demand(projected: int, prompt: int, sequences: 
     assert has_room(load(projected=projected, sequences=sequences), demand) == (fits or sequences == 0)
 
 
+def test_overcommit_lets_the_group_queue_for_itself() -> None:
+    demand = Demand(prompt_tokens=10, output_tokens=10)
+    assert has_room(load(projected=1980), demand, overcommit=2.0)
+    assert not has_room(load(projected=1981), demand, overcommit=2.0)
+
+
 def test_projection_expects_no_more_than_asked() -> None:
     assert project(prompt_tokens=5, max_tokens=7, expected_output=512).kv_tokens == 12
     assert project(prompt_tokens=5, max_tokens=9999, expected_output=512).kv_tokens == 517
