@@ -62,7 +62,14 @@ class Admission:
         load = self.load()
         size = self._residency.num_ranks
         candidates = [RankId((self._turn + index) % size) for index in range(size)]
-        fitting = [owner for owner in candidates if self._fits(sequence, owner, load, landing=landing)]
+        fitting = [owner for owner in candidates if self._fits(sequence, owner, load)]
+        if landing:
+            landings = {owner: self._landing(sequence, owner) for owner in fitting}
+            fitting = [owner for owner in fitting if not self._residency.lack(landings[owner])]
+            if landings and not fitting:
+                self._residency.wanted_ordinary = min(
+                    landings.values(), key=lambda landing: sum(self._residency.lack(landing).values())
+                )
         if not fitting:
             return None
         pages = self._residency.pages_for(sequence.held_tokens)
@@ -85,7 +92,7 @@ class Admission:
             owners=placement.owners, mode=KvMode.STRIPED, rotation=rotation % len(placement.owners)
         )
 
-    def _fits(self, sequence: Sequence, owner: RankId, load: Load, *, landing: bool) -> bool:
+    def _fits(self, sequence: Sequence, owner: RankId, load: Load) -> bool:
         residency = self._residency
         size = residency.num_ranks
         placement = self._present.rule.placement(num_ranks=size, owner=owner, rotation=sequence.rotation)
@@ -97,17 +104,14 @@ class Admission:
                 return False
             if needed[rank] and needed[rank] + load.due[rank] > residency.free(rank):
                 return False
-        if not landing:
-            return True
-        landed = spread(
-            self.landing_placement(owner, sequence.rotation),
-            residency.pages_for(self.first_tokens(sequence)),
-            size,
-        )
-        return all(
-            landed[rank] <= residency.table.free_slots(RankId(rank), allow_borrowed=False)
-            for rank in range(size)
-        )
+        return True
+
+    def _landing(self, sequence: Sequence, owner: RankId) -> dict[RankId, int]:
+        """Ordinary slots that the sequence's landing takes on each rank."""
+        pages = self._residency.pages_for(self.first_tokens(sequence))
+        placement = self.landing_placement(owner, sequence.rotation)
+        counts = spread(placement, pages, self._residency.num_ranks)
+        return {RankId(rank): count for rank, count in enumerate(counts)}
 
     def first_tokens(self, sequence: Sequence) -> int:
         """Tokens to find room for at once: those known, and the next one where there will be one."""

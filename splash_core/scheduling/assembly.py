@@ -51,7 +51,7 @@ def assemble(
     """
     if config.staging_bytes < arena.slot_bytes:
         raise ConfigError(
-            f"staging_bytes {config.staging_bytes} is less than one page of {arena.slot_bytes} bytes; raise it"
+            f"staging_bytes {config.staging_bytes} is less than a page of {arena.slot_bytes} bytes; raise it"
         )
     limit = max_request_tokens(spec, arena, config)
     present = Present(layout=layout)

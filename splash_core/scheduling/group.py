@@ -176,6 +176,8 @@ class GroupScheduler:
         if boundary.refused is not None:
             self._events.append(boundary.refused)
         rows = self._parts.batcher.fill()
+        if boundary.manifest is None:
+            boundary = self._parts.switcher.make_way()
         if not rows and boundary.manifest is None:
             return None
         self._in_flight = _InFlight(self._parts.writer.write(rows, boundary), rows, layout, epoch)

@@ -154,7 +154,8 @@ class Intake:
             raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
         held = self._rules.held_tokens(len(prompt), sampling)
         check_length(len(prompt), held, self._limit)
-        seq = self._roster.new_id()
+        # A refused lease keeps the id, and with it the rotation, for the next attempt.
+        seq = self._roster.next_id
         return Sequence(
             seq=seq,
             request_id=request_id,

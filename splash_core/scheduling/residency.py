@@ -5,6 +5,7 @@ always gets what it needs, as soon as pages in use outside the group come back, 
 was admitted finishes.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ class Residency:
         self.table = table
         self.avoid_borrowed = False
         """True while a switch waits for borrowed slots to come free: no new page goes there."""
+        self.wanted_ordinary: dict[RankId, int] = {}
+        """Free ordinary slots on each rank that a landing waits for."""
         self.borrowed_used: set[tuple[RankId, SlotId]] = set()
         """Borrowed slots that have held a page at least once."""
         self._roster = roster
@@ -68,6 +71,14 @@ class Residency:
     def free(self, rank: RankId) -> int:
         """New pages that a rank could take now."""
         return self.table.free_slots(rank, allow_borrowed=self.allow_borrowed)
+
+    def lack(self, ordinary: Mapping[RankId, int]) -> dict[RankId, int]:
+        """Of so many free ordinary slots on each rank, those that are missing."""
+        lack = {
+            rank: count - self.table.free_slots(rank, allow_borrowed=False)
+            for rank, count in ordinary.items()
+        }
+        return {rank: count for rank, count in lack.items() if count > 0}
 
     def placement(self, sequence: Sequence) -> KvPlacement:
         """Where the present layout puts the sequence's pages."""

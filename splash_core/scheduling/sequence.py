@@ -88,15 +88,16 @@ class Roster:
         self._sequences: dict[SeqId, Sequence] = {}
         self._next = 1
 
-    def new_id(self) -> SeqId:
-        """The next id; never reused."""
-        seq = SeqId(self._next)
-        self._next += 1
-        return seq
+    @property
+    def next_id(self) -> SeqId:
+        """The id of the sequence that is entered next; never reused."""
+        return SeqId(self._next)
 
     def put(self, sequence: Sequence) -> None:
-        """Enter a sequence; ids arrive in ascending order."""
+        """Enter the sequence that was given `next_id`."""
+        assert sequence.seq == self._next
         self._sequences[sequence.seq] = sequence
+        self._next += 1
 
     def remove(self, seq: SeqId) -> None:
         """Forget a sequence that holds nothing any more."""

@@ -11,17 +11,17 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from splash_core.errors import Conflict
-from splash_core.ids import Epoch, PageId, RankId, SeqId
+from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.layout import RULES, KvHistory, KvPlacement, Layout, LayoutRule
 from splash_core.layout.ownership import wanted_ranks
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
+from splash_core.scheduling.owners import OwnerAssignment, Owners
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+from splash_core.scheduling.vacating import plan_vacating
 from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
 from splash_core.switch.planner import plan_switch
-
-Owners = Mapping[SeqId, RankId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,7 @@ class Switcher:
         self._residency = residency
         self._present = present
         self._config = config
+        self._owners = OwnerAssignment(roster=roster, residency=residency, present=present)
         self._wish: _Wish | None = None
         self._waits_for_borrowed = False
         self._planned: _Planned | None = None
@@ -123,6 +124,29 @@ class Switcher:
         self._settle(self._roster.within(SeqState.RUNNING, SeqState.LANDED))
         return Boundary(manifest=planned, mode=wish.mode)
 
+    def make_way(self) -> Boundary:
+        """After the step's rows have their pages: let running sequences make way for a landing that waits.
+
+        To be called only when `at_boundary` has moved nothing.
+        """
+        residency, present = self._residency, self._present
+        wanted, residency.wanted_ordinary = residency.lack(residency.wanted_ordinary), {}
+        if not wanted or not residency.allow_borrowed:
+            return Boundary()
+        youngest_first = reversed(self._roster.within(SeqState.RUNNING))
+        planned = plan_vacating(
+            residency.table,
+            (page for sequence in youngest_first for page in sequence.pages),
+            wanted,
+            layout=present.layout,
+            epoch=present.epoch,
+            staging_bytes=self._config.staging_bytes,
+        )
+        if planned is not None:
+            residency.table.apply(planned)
+            residency.note_borrowed(tuple(move.page for move in planned.moves))
+        return Boundary(manifest=planned)
+
     def _plan(self, layout: Layout) -> _Planned:
         """The first owner assignment that gives a manifest, else the last refusal."""
         state = self._fingerprint(layout)
@@ -133,7 +157,7 @@ class Switcher:
         owners: Owners = {}
         planned: SwitchManifest | Refusal | None = None
         for projected in (True, False):
-            owners = self._assign_owners(movable, rule, projected=projected)
+            owners = self._owners.assign(movable, rule, projected=projected)
             planned = self._call_planner(self._wanted(movable, rule, owners), layout, self._present.epoch + 1)
             if isinstance(planned, SwitchManifest) or rule.history is not KvHistory.OWNER:
                 break
@@ -180,41 +204,6 @@ class Switcher:
             rotation=sequence.rotation,
         )
 
-    def _assign_owners(
-        self, sequences: Seq[Sequence], rule: LayoutRule, *, projected: bool
-    ) -> dict[SeqId, RankId]:
-        """Owners under `rule`: those that hold a whole history keep it, the rest balance the ranks.
-
-        Args:
-            sequences: those that may move.
-            rule: the layout to come.
-            projected: balance what sequences will hold; otherwise what they hold now, which fits better.
-        """
-        if rule.history is not KvHistory.OWNER:
-            return {sequence.seq: sequence.owner for sequence in sequences}
-        residency = self._residency
-        load = [0] * residency.num_ranks
-        for sequence in self._roster.within(SeqState.LEASED, SeqState.HANDOFF):
-            for rank, pages in enumerate(residency.copies_per_rank(sequence)):
-                load[rank] += pages
-        keep = self._present.rule.history is KvHistory.OWNER
-        owners: dict[SeqId, RankId] = {}
-        open_: list[tuple[int, Sequence, list[int]]] = []
-        for sequence in sequences:
-            held = residency.copies_per_rank(sequence)
-            weight = residency.pages_for(sequence.held_tokens if projected else len(sequence.tokens))
-            if keep and held[sequence.owner] == len(sequence.pages):
-                owners[sequence.seq] = sequence.owner
-                load[sequence.owner] += weight
-            else:
-                open_.append((weight, sequence, held))
-        # The largest first: what comes last can still level the ranks.
-        for weight, sequence, held in sorted(open_, key=lambda entry: (-entry[0], entry[1].seq)):
-            rank = min(range(len(load)), key=lambda rank: (load[rank], -held[rank], rank))
-            owners[sequence.seq] = RankId(rank)
-            load[rank] += weight
-        return owners
-
     def _relocate(self) -> SwitchManifest | None:
         """Bring landed sequences to where the present layout wants them, as many as fit now."""
         landed = self._settle(self._roster.within(SeqState.LANDED))
@@ -250,7 +239,7 @@ class Switcher:
     def _relocation_owners(self, landed: Seq[Sequence], *, projected: bool) -> Owners:
         """Owners as promised, but for those whose pages lie elsewhere (the layout changed meanwhile)."""
         settled = self._roster.within(SeqState.RUNNING)
-        chosen = self._assign_owners([*settled, *landed], self._present.rule, projected=projected)
+        chosen = self._owners.assign([*settled, *landed], self._present.rule, projected=projected)
         return {sequence.seq: chosen[sequence.seq] for sequence in landed}
 
     def _settle(self, sequences: Seq[Sequence]) -> list[Sequence]:

@@ -53,6 +53,10 @@ class Life:
                 self.group.add(prompt, sampling)
                 return
             grant = self.group.reserve(prompt, sampling)
+            if grant is None and self.group.plan is None:
+                # As a leader's queue does: again at the next boundary.
+                self.step()
+                grant = self.group.reserve(prompt, sampling)
         except ContextTooLong:
             held = len(prompt) + (0 if self.role is Role.PREFILL else sampling.max_tokens)
             assert held > self.group.scheduler.max_request_tokens
@@ -230,9 +234,11 @@ def life_of(seed: int, role: Role) -> Life:
         borrowed=rng.choice([0, 4, 9]) if num_ranks > 1 else 0,
         page_size=rng.choice([1, 2, 4]),
     )
+    layouts = rng.choice([tuple(Layout), tuple(Layout), (Layout.TP, Layout.DOP)])
     group = ToyGroup(
         role=role,
-        layout=rng.choice(list(Layout)),
+        layout=rng.choice(layouts),
+        layouts=layouts,
         arena=arena,
         chunk_tokens=rng.choice([1, 3, 7, 30]),
         max_running=rng.choice([1, 3, 16]),

@@ -310,3 +310,52 @@ def test_a_decode_group_is_not_a_prefill_group() -> None:
         ToyGroup().reserve([1], output(1))
     with pytest.raises(InvalidRequest, match="max_tokens"):
         group.reserve([1], output(0))
+
+
+@pytest.mark.parametrize("layout", [Layout.DOP, Layout.TP])
+def test_running_pages_make_way_for_a_landing_where_borrowed_slots_are_free(layout: Layout) -> None:
+    group = decode_group(
+        layout, arena=arena_of(num_ranks=2, ordinary=6, borrowed=12), layouts=(layout, Layout.DP)
+    )
+    grants = []
+    while (grant := group.reserve([1, 2, 3, 4, 5], output(5))) is not None:
+        grants.append(grant)
+        group.claim(grant)
+        group.write(grant)
+        group.land(grant)
+        group.step()
+    # Ordinary slots are short now; the next step empties some, and the request that waits gets them.
+    assert group.reserve([1, 2, 3, 4, 5], output(5)) is None
+    group.begin()
+    assert group.plan is not None
+    manifest = group.plan.manifest
+    assert manifest is not None
+    assert manifest.layout_from == manifest.layout_to == layout
+    assert all(move.src == move.dst and move.dst_slot in group.arena.borrowed for move in manifest.moves)
+    group.end()
+    late = group.reserve([1, 2, 3, 4, 5], output(5))
+    assert late is not None
+    group.claim(late)
+    group.write(late)
+    group.land(late)
+    group.run()
+    for request in group.requests.values():
+        assert request.finished is not None
+        request.check()
+    assert group.scheduler.audit().borrowed_pages_used > 0
+    group.assert_empty()
+
+
+def test_nothing_makes_way_where_weights_are_replicated() -> None:
+    group = decode_group(Layout.DP, arena=arena_of(num_ranks=2, ordinary=6, borrowed=6))
+    grants = [group.reserve([1, 2, 3, 4, 5], output(5)) for _ in range(2)]
+    for grant in grants:
+        assert grant is not None
+        group.claim(grant)
+        group.write(grant)
+        group.land(grant)
+    group.step()
+    assert group.reserve([1, 2, 3, 4, 5], output(5)) is None
+    group.begin()
+    assert group.plan is not None
+    assert group.plan.manifest is None

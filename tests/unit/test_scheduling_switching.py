@@ -102,7 +102,7 @@ def test_one_switch_at_a_time_and_only_to_known_layouts() -> None:
     assert group.step() is None
     with pytest.raises(Conflict, match="starts in TP"):
         ToyGroup(layout=Layout.TP, layouts=(Layout.DP,))
-    with pytest.raises(ConfigError, match="less than one page of 16 bytes"):
+    with pytest.raises(ConfigError, match="less than a page of 16 bytes"):
         ToyGroup(staging_bytes=15)
 
 
