@@ -23,6 +23,33 @@ from splash_core.layout.layout import Matrix
 from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest, SwitchMode
 
 
+class ChunkWork:
+    """One rank's part of a chunk as slot indices, made once and used for every layer.
+
+    Args:
+        chunk: the moves of all ranks.
+        rank: this rank.
+        num_ranks: T.
+        device: where the arena lives.
+    """
+
+    def __init__(self, chunk: Chunk, *, rank: RankId, num_ranks: int, device: torch.device) -> None:
+        def slots(side: str, moves: Sequence[PageMove]) -> Tensor:
+            return torch.tensor([getattr(move, side) for move in moves], dtype=torch.long, device=device)
+
+        local = [move for move in chunk if move.src == rank == move.dst]
+        self.local_from, self.local_to = slots("src_slot", local), slots("dst_slot", local)
+        self.sends: list[tuple[RankId, Tensor]] = []
+        self.recvs: list[tuple[RankId, Tensor]] = []
+        for peer in (RankId(other) for other in range(num_ranks) if other != rank):
+            outgoing = [move for move in chunk if move.src == rank and move.dst == peer]
+            incoming = [move for move in chunk if move.dst == rank and move.src == peer]
+            if outgoing:
+                self.sends.append((peer, slots("src_slot", outgoing)))
+            if incoming:
+                self.recvs.append((peer, slots("dst_slot", incoming)))
+
+
 class StateMover:
     """Moves pages and weight shards between ranks' arenas."""
 
@@ -32,33 +59,28 @@ class StateMover:
         self.bytes_received = 0
         """From other ranks, since the mover was made."""
 
-    def move_pages(self, chunk: Chunk, pages: Tensor) -> None:
+    def prepare(self, chunk: Chunk) -> ChunkWork:
+        """This rank's part of a chunk."""
+        device = self._arena.pages_SLPC.device
+        return ChunkWork(chunk, rank=self._comm.rank, num_ranks=self._comm.size, device=device)
+
+    def move_pages(self, work: ChunkWork, pages: Tensor) -> None:
         """Execute one chunk: every source is read into staging before any destination is written.
 
         Args:
-            chunk: the moves of all ranks; this rank does its part. All ranks call with the same chunk.
+            work: this rank's part; all ranks call for the same chunk, also those without a part.
             pages: `[S, …]`, the arena or one layer of it.
         """
-        me = self._comm.rank
-        local = [move for move in chunk if move.src == me == move.dst]
-        kept = pages[_slots(local, "src_slot", pages)]
-        sends, recvs, scatters = [], [], []
-        for peer in range(self._comm.size):
-            outgoing = [move for move in chunk if move.src == me and move.dst == peer != me]
-            if outgoing:
-                sends.append(Transfer(RankId(peer), pages[_slots(outgoing, "src_slot", pages)]))
-            incoming = [move for move in chunk if move.dst == me and move.src == peer != me]
-            if incoming:
-                staging = torch.empty(
-                    (len(incoming), *pages.shape[1:]), dtype=pages.dtype, device=pages.device
-                )
-                recvs.append(Transfer(RankId(peer), staging))
-                scatters.append((_slots(incoming, "dst_slot", pages), staging))
-                self.bytes_received += staging.numel() * staging.element_size()
+        kept = pages[work.local_from]
+        sends = [Transfer(peer, pages[slots]) for peer, slots in work.sends]
+        recvs = [
+            Transfer(peer, pages.new_empty((len(slots), *pages.shape[1:]))) for peer, slots in work.recvs
+        ]
         self._comm.exchange(sends, recvs, tag="switch.pages")
-        pages[_slots(local, "dst_slot", pages)] = kept
-        for slots, staging in scatters:
-            pages[slots] = staging
+        pages[work.local_to] = kept
+        for (_, slots), received in zip(work.recvs, recvs, strict=True):
+            pages[slots] = received.tensor
+            self.bytes_received += received.tensor.nbytes
 
     def gather_weights(self, layer: int) -> None:
         """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
@@ -71,7 +93,7 @@ class StateMover:
             recvs,
             tag="switch.weights",
         )
-        self.bytes_received += sum(recv.tensor.numel() * recv.tensor.element_size() for recv in recvs)
+        self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
 
 
 class SwitchExecution:
@@ -92,6 +114,7 @@ class SwitchExecution:
         self._mover = mover
         self._arena = arena
         self._num_layers = arena.spec.layers
+        self._layer_work = [mover.prepare(chunk) for chunk in manifest.layer_chunks]
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._layers_ready = 0
         self._thread: threading.Thread | None = None
@@ -102,7 +125,7 @@ class SwitchExecution:
         """Do the boundary moves; then all layers (blocking), or begin them in the background."""
         began = time.perf_counter()
         for chunk in self._manifest.boundary_chunks:
-            self._mover.move_pages(chunk, self._arena.pages_SLPC)
+            self._mover.move_pages(self._mover.prepare(chunk), self._arena.pages_SLPC)
         if self._moves_layers and self._mode is SwitchMode.OVERLAPPED:
             self._thread = threading.Thread(target=self._run_ahead, name="splash-switch", daemon=True)
             self._thread.start()
@@ -139,8 +162,8 @@ class SwitchExecution:
     def _move_layer(self, layer: int) -> None:
         if self._manifest.weights is Primitive.ALL_GATHER:
             self._mover.gather_weights(layer)
-        for chunk in self._manifest.layer_chunks:
-            self._mover.move_pages(chunk, self._arena.layer(layer))
+        for work in self._layer_work:
+            self._mover.move_pages(work, self._arena.layer(layer))
 
     def _run_ahead(self) -> None:
         try:
@@ -150,7 +173,3 @@ class SwitchExecution:
                     self._ready.put(None)
         except Exception as failure:  # handed to the step, which raises it
             self._ready.put(failure)
-
-
-def _slots(moves: Sequence[PageMove], side: str, pages: Tensor) -> Tensor:
-    return torch.tensor([getattr(move, side) for move in moves], dtype=torch.long, device=pages.device)
