@@ -54,7 +54,7 @@ proto: $(READY)  ## generate splash_core/pb from proto/
 	  --python_out=. --pyi_out=. --grpc_python_out=. proto/*.proto
 
 bench: $(READY)  ## tokens per second against transformers (minutes; needs a quiet machine)
-	@env -u OMP_NUM_THREADS $(BIN)/splash bench serve $(ARGS)
+	@env -u OMP_NUM_THREADS $(BIN)/splash bench serve --out docs/results $(ARGS)
 
 clean:  ## remove the virtual environment and caches of the tools
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache splash.egg-info build

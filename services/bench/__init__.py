@@ -1,0 +1,1 @@
+"""`splash bench`: measured tables with machine, commit and settings."""

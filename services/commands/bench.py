@@ -1,0 +1,87 @@
+"""`splash bench`: measured tables, with the machine, commit and settings they were measured with."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.bench.document import measured_here
+from services.bench.serve import FIXED, POLICY, rate_name, serve_rows
+from services.bench.workload import Workload
+from services.commands.layout import Json
+from services.commands.model import fetch_demo_model
+from services.progress import progress_console, stages
+
+app = typer.Typer(no_args_is_help=True, help="Measure, and write tables with machine, commit and settings.")
+
+ALL = ",".join((*FIXED, POLICY))
+Layouts = Annotated[str, typer.Option(help="Which to measure, separated by commas.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the JSON document, for example docs/results.")]
+
+
+@app.callback()
+def _group() -> None:
+    """Measure, and write tables with machine, commit and settings."""
+
+
+@app.command("serve")
+def serve(
+    layouts: Layouts = ALL,
+    threads: Annotated[int, typer.Option(help="Threads of the baseline.")] = 2,
+    reps: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 3,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Tokens per second of `splash up` on the demo model, against transformers on the same checkpoint.
+
+    Example: `splash bench serve --out docs/results`
+    """
+    model, workload = fetch_demo_model(), Workload(reps=reps)
+    with stages(progress_console(), "bench serve") as progress:
+        baseline = _baseline_rates(model, workload, threads, progress)
+        rows = serve_rows(
+            model, workload=workload, baseline=baseline, progress=progress, layouts=layouts.split(",")
+        )
+    settings: dict[str, Any] = dataclasses.asdict(workload) | {
+        "model": model.name,
+        "baseline_threads": threads,
+    }
+    document = measured_here("serve", settings=settings, rows=rows)
+    if out is not None:
+        document.write(out)
+    if as_json:
+        sys.stdout.write(json.dumps(document.to_json()) + "\n")
+    else:
+        Console().print(_table(rows))
+
+
+def _baseline_rates(model: Path, workload: Workload, threads: int, progress: Any) -> dict[str, float]:
+    # Imported here: torch and transformers take seconds that `splash bench --help` need not spend.
+    from services.bench.baseline import Baseline
+
+    progress("loading transformers")
+    baseline = Baseline(model, num_threads=threads)
+    rates: dict[str, float] = {}
+    for batch in workload.batches:
+        progress(f"transformers: decode, {batch} at once")
+        rates[rate_name("decode", batch)] = baseline.decode_rate(workload, batch)
+    progress("transformers: prefill")
+    rates[rate_name("prefill", 1)] = baseline.prefill_rate(workload)
+    return rates
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="tokens per second", title_justify="left")
+    for column in ("what", "layout"):
+        table.add_column(column)
+    for column in ("batch", "splash", "transformers", "ratio"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        values = (row["batch"], row["tokens_per_s"], row["baseline_tokens_per_s"], row["ratio"])
+        table.add_row(row["what"], row["layout"], *map(str, values))
+    return table
