@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,11 +95,11 @@ class Child:
         if self.running:
             self._process.send_signal(signal.SIGTERM)
 
-    def wait(self, timeout_s: float) -> bool:
-        """True when it has ended within the time."""
+    def wait(self, timeout_s: float, *, hurry: threading.Event | None = None) -> bool:
+        """True when it has ended within the time; stops waiting when `hurry` is set."""
         end = time.monotonic() + timeout_s
         while self.running:
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or (hurry is not None and hurry.is_set()):
                 return False
             time.sleep(_POLL_S)
         return True

@@ -225,11 +225,12 @@ class Stack:
             if death is not None:
                 raise StackFailed(death, self.run_dir)
 
-    def stop(self, *, drain: bool = True) -> None:
+    def stop(self, *, drain: bool = True, hurry: threading.Event | None = None) -> None:
         """End everything: the router first, so that nothing new arrives, then the groups.
 
         Args:
             drain: let running requests finish (for at most `drain_timeout_s`); otherwise seconds.
+            hurry: set it from elsewhere to end what still runs at once.
         """
         grace_s = self.settings.drain_timeout_s + 5.0 if drain else 3.0
         stages = ((ROUTER,), (PREFILL, DECODE)) if drain else ((ROUTER, PREFILL, DECODE),)
@@ -239,7 +240,7 @@ class Stack:
                 child.terminate()
             end = time.monotonic() + grace_s
             for child in children:
-                child.wait(max(0.0, end - time.monotonic()))
+                child.wait(max(0.0, end - time.monotonic()), hurry=hurry)
                 child.kill()
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 

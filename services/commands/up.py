@@ -22,7 +22,7 @@ _CHECK_S = 0.1
 
 @settings_command(app, "up", UpSettings)
 def up(settings: UpSettings, as_json: bool) -> int:
-    """Start everything on this host; Ctrl-C drains and exits 0.
+    """Start everything on this host; Ctrl-C drains and exits 0, a second Ctrl-C ends at once.
 
     Prints the URL when ready. If any process dies, says which and why, ends the rest and exits 1.
 
@@ -31,11 +31,11 @@ def up(settings: UpSettings, as_json: bool) -> int:
     if not settings.model:
         raise ConfigError("--model is required: a checkpoint folder or a fetched model's name")
     console = Console(stderr=True)
-    stopping = threading.Event()
+    stopping, hurry = threading.Event(), threading.Event()
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         del signum, frame
-        stopping.set()
+        (hurry if stopping.is_set() else stopping).set()
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
@@ -53,7 +53,7 @@ def up(settings: UpSettings, as_json: bool) -> int:
         _tell(error, console)
         return exit_code(error)
     console.print("draining …")
-    stack.stop(drain=True)
+    stack.stop(drain=True, hurry=hurry)
     return 0
 
 

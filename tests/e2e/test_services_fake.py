@@ -63,6 +63,22 @@ def test_many_requests_get_exactly_their_tokens(groups: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_one_token_and_a_stop_token_end_a_request_rightly(groups: Path) -> None:
+    async def scenario() -> None:
+        async with fake_router(groups) as router:
+            one = await router.generate("one", _prompt(2), greedy(1))
+            assert (one.tokens, one.finish) == (expected_tokens(_prompt(2), 1), "length")
+            usual = expected_tokens(_prompt(2), 6)
+            for position in (0, 3):
+                stopped = await router.generate(
+                    f"stop{position}", _prompt(2), greedy(6, stop_token_ids=[usual[position]])
+                )
+                assert (stopped.tokens, stopped.finish) == (usual[:position], "stop")
+            await router.until_empty(within_s=2)
+
+    asyncio.run(scenario())
+
+
 def test_tokens_do_not_change_while_both_groups_switch(groups: Path) -> None:
     async def scenario() -> None:
         async with fake_router(groups) as router:

@@ -22,7 +22,7 @@ from splash_core.pb import (
 )
 
 VOCAB = 320
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 200.0
 
 
 def greedy(max_tokens: int, **fields: object) -> common_pb2.Sampling:
@@ -41,7 +41,7 @@ def expected_tokens(prompt: list[int], count: int) -> list[int]:
 
 
 def start_group(phase: str, model: Path, run_dir: Path, *, name: str, flags: dict[str, object]) -> Child:
-    """Start a leader with fake ranks; it listens on `run_dir/NAME.grpc`."""
+    """Start a leader, with fake ranks unless `flags` say otherwise; it listens on `run_dir/NAME.grpc`."""
     arguments = {
         "model": model,
         "engine": "fake",

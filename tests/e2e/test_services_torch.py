@@ -1,0 +1,93 @@
+"""Real engines in real processes: groups of different T and layout, switched and cancelled while they run."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from splash_core.pb import control_pb2
+from tests.support.fake_groups import FakeRouter, await_ready, fake_router, greedy, running, start_group
+
+pytestmark = pytest.mark.e2e
+
+REQUESTS = 8
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Prefill with 2 ranks in TP, decode with 4 in DP; fp64, so that no tie decides a token."""
+    run_dir = tmp_path_factory.mktemp("t")
+    flags = {
+        "engine": "torch",
+        "dtype": "fp64",
+        "page-size": 4,
+        "kv-bytes": 600_000,
+        "max-model-len": 120,
+        "chunk-tokens": 16,
+        "host-ranks": 6,
+    }
+    children = [
+        start_group("prefill", tiny_v3, run_dir, name="prefill-0", flags={**flags, "ranks": 2}),
+        start_group("decode", tiny_v3, run_dir, name="decode-0", flags={**flags, "ranks": 4}),
+    ]
+    with running(*children):
+        await_ready(run_dir, *children)
+        yield run_dir
+
+
+async def _all_tokens(router: FakeRouter, name: str) -> list[list[int]]:
+    """Greedy and seeded requests of different lengths, all at once."""
+    jobs = [
+        router.generate(
+            f"{name}{i}",
+            [(13 * i + 5 * position) % 300 for position in range(3 + 9 * i)],
+            greedy(TOKENS) if i % 2 else greedy(TOKENS, temperature=0.9, seed=i),
+        )
+        for i in range(REQUESTS)
+    ]
+    return [outcome.tokens for outcome in await asyncio.gather(*jobs)]
+
+
+async def _switch_about(router: FakeRouter, draw: random.Random) -> int:
+    """Switch both groups at random until cancelled."""
+    done = 0
+    try:
+        while True:
+            control = draw.choice([router.prefill_control, router.decode_control])
+            layout = draw.choice(["TP", "CP", "DP", "DOP"])
+            mode = draw.choice(["blocking", "overlapped"])
+            result = await control.SetLayout(control_pb2.SetLayoutRequest(layout=layout, mode=mode))
+            done += result.from_layout != result.to_layout
+            await asyncio.sleep(0.02)
+    except asyncio.CancelledError:
+        return done
+
+
+async def _cancel_some(router: FakeRouter, draw: random.Random) -> None:
+    for index in range(12):
+        prompt = [draw.randrange(300) for _ in range(30)]
+        job = asyncio.ensure_future(router.generate(f"gone{index}", prompt, greedy(60)))
+        await asyncio.sleep(draw.uniform(0.0, 0.3))
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+
+
+def test_switches_and_cancels_of_others_change_no_token_and_leave_no_page(groups: Path) -> None:
+    async def scenario() -> None:
+        draw = random.Random(11)
+        async with fake_router(groups) as router:
+            plain = await _all_tokens(router, "plain")
+            assert all(len(tokens) == TOKENS for tokens in plain)
+            switching = asyncio.ensure_future(_switch_about(router, draw))
+            cancelling = asyncio.ensure_future(_cancel_some(router, draw))
+            for round_ in range(2):
+                assert await _all_tokens(router, f"round{round_}-") == plain
+            await cancelling
+            switching.cancel()
+            assert await switching >= 4
+            await router.until_empty(within_s=5)
+
+    asyncio.run(scenario())
