@@ -16,6 +16,7 @@ import pytest
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me of the sea"}], "max_tokens": 24}
 ENDLESS = {"ignore_eos": True}
+LONE = b'{"model": "x", "prompt": "half a pair \\ud83d"}'
 CHAT_OPTIONAL = [
     "max_tokens",
     "max_completion_tokens",
@@ -433,6 +434,11 @@ class OpenAiConformance:
         echoed = server.complete(prompt=ids, seed=1, echo=True)["choices"][0]["text"]
         assert echoed.endswith("Once upon" + text["choices"][0]["text"])
 
+    def test_escaped_pairs_are_text(self, server: Server) -> None:
+        raw = b'{"prompt": "\\ud83d\\ude00 \\u00e9", "add_special_tokens": false}'
+        tokens = server.http.post(f"{server.url}/tokenize", content=raw).json()["tokens"]
+        assert server.post("/detokenize", {"tokens": tokens}).json() == {"prompt": "😀 é"}
+
     def test_content_parts_and_roles(self, server: Server) -> None:
         parts = [{"type": "text", "text": "Tell me of the sea"}]
         spoken = [{"role": "user", "content": parts}]
@@ -575,7 +581,9 @@ class OpenAiConformance:
         with pytest.raises(openai.BadRequestError):
             server.client.completions.create(model=server.model, prompt=[5] * (limit + 9))
 
-    @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"a": ' + b"[" * 100000])
+    @pytest.mark.parametrize(
+        "body", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"a": ' + b"[" * 100000, LONE]
+    )
     def test_bodies_that_are_no_json_objects(self, server: Server, body: bytes) -> None:
         answer = server.http.post(f"{server.url}/v1/completions", content=body, timeout=10)
         assert error_of(answer, 400)["code"] == "invalid_json"

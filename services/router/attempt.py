@@ -17,8 +17,8 @@ from splash_core.pb import common_pb2, decode_pb2, prefill_pb2
 from splash_core.rpc.codec import logprobs_from_pb, sampling_to_pb
 
 _DecodeStream = AsyncGenerator[decode_pb2.DecodeEvent, None]
-_PREFILL_LINGER_S = 1.0
-"""How long a finished sequence waits for the answer of a prefill whose handoff is already acknowledged."""
+_LINGER_S = 1.0
+"""How long a finished sequence waits for its two calls to end by themselves."""
 
 
 class AttemptFailed(Exception):
@@ -93,9 +93,20 @@ async def _relay(
         if event.WhichOneof("event") == "tokens":
             yield _tokens(event.tokens)
         event = await _next(stream, decode)
-    # Decode has finished on an acknowledged handoff: prefill's answer cannot change the result.
-    await asyncio.wait({running}, timeout=_PREFILL_LINGER_S)
+    # Decode has finished on an acknowledged handoff, so prefill's answer cannot change the result. Both calls
+    # are let end by themselves: then both groups have let go before the client sees the end.
+    ending = asyncio.create_task(_read_out(stream))
+    try:
+        await asyncio.wait({running, ending}, timeout=_LINGER_S)
+    finally:
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
     yield Finished(reason=event.finished.reason)
+
+
+async def _read_out(stream: _DecodeStream) -> None:
+    async for _ in stream:
+        pass
 
 
 async def _lease(stream: _DecodeStream, decode: Worker) -> common_pb2.Lease:

@@ -44,6 +44,9 @@ async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
         raise BodyTooLarge(f"the request body exceeds {max_bytes} bytes; send less")
     try:
         value = json.loads(bytes(body))
+        if b"\\u" in body:
+            # JSON can escape half of a surrogate pair, which is no text; this raises on it.
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):

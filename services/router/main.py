@@ -153,6 +153,8 @@ def _server(app: Starlette, config: RouterConfig) -> _Server:
             lifespan="off",
             log_config=None,
             access_log=False,
+            # Longer than clients keep idle connections, so that they are closed by the client.
+            timeout_keep_alive=75,
             timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
         )
     )

@@ -4,11 +4,14 @@ Invariant: every failure leaves here as a `SplashError` that keeps the worker's 
 overloaded, unavailable, deadline), so the client sees the status that the worker meant.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable
-from typing import Protocol, TypeVar
+from pathlib import PurePath
+from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
+from splash_core.errors import SplashError, Unavailable
 from splash_core.pb import (
     control_pb2,
     control_pb2_grpc,
@@ -17,9 +20,11 @@ from splash_core.pb import (
     prefill_pb2,
     prefill_pb2_grpc,
 )
-from splash_core.rpc.errors import from_rpc_error
+from splash_core.rpc.errors import DETAIL_KEY, from_rpc_error
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("splash.router")
 
 _MAX_MESSAGE_BYTES = 512 << 20
 _CHANNEL_OPTIONS = (
@@ -89,6 +94,7 @@ class GrpcWorker:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self._name = PurePath(address).stem if address.startswith("unix:") else f"the worker at {address}"
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._control = control_pb2_grpc.ControlStub(self._channel)
         self._prefill = prefill_pb2_grpc.PrefillStub(self._channel)
@@ -135,7 +141,7 @@ class GrpcWorker:
             async for event in call:
                 yield event
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, peer=f"the worker at {self.address}") from error
+            raise self._meant(error) from error
         finally:
             call.cancel()
 
@@ -147,4 +153,15 @@ class GrpcWorker:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, peer=f"the worker at {self.address}") from error
+            raise self._meant(error) from error
+
+    def _meant(self, error: grpc.aio.AioRpcError) -> SplashError:
+        """The error that the worker raised; a broken connection is told without its address: clients see it."""
+        meant = from_rpc_error(error, peer=self._name)
+        trailing: Any = error.trailing_metadata() or ()
+        told = any(key == DETAIL_KEY for key, _ in trailing)
+        if isinstance(meant, Unavailable) and not told:
+            fields = {"worker": self.address, "code": error.code().name, "details": error.details()}
+            _LOG.info("call failed", extra={"fields": fields})
+            return Unavailable(f"{self._name} is not reachable ({error.code().name})")
+        return meant
