@@ -118,7 +118,8 @@ class ToyGroup:
         return grant
 
     def write(self, grant: Grant, pages: Sequence[LandingPage] | None = None) -> None:
-        """A writer outside fills (some of) a lease's pages."""
+        """A writer outside fills (some of) a lease's pages, which must be fenced as long as it may."""
+        assert grant.lease in {lease.lease for lease in self.scheduler.audit().leases}
         chain = digests(self.requests[grant.seq].prompt)
         size = self.arena.page_size
         for page in grant.pages if pages is None else pages:
