@@ -148,33 +148,36 @@ def attend_values(
     Returns:
         out_NHv.
     """
-    spec = ctx.spec
+    out_NHv = q_NHD.new_empty(*q_NHD.shape[:2], ctx.spec.v_dim)
     pages_SPC = ctx.arena.layer(layer)
-    out_NHv = q_NHD.new_empty(*q_NHD.shape[:2], spec.v_dim)
+    latent = ctx.spec.kv_lora_rank
     for group in work.decodes:
         q_BHC = absorb(ctx, layer, q_NHD[group.rows_B], kind)
         out_BHr, _ = attend_decode(
-            q_BHC, pages_SPC, group.slots_BM, group.visible_BK, scale=ctx.scale, latent=spec.kv_lora_rank
+            q_BHC, pages_SPC, group.slots_BM, group.visible_BK, scale=ctx.scale, latent=latent
         )
         out_NHv[group.rows_B] = head_values(ctx, layer, out_BHr, kind)
     for group in work.chunks:
         kv_KC = _keys(group, pages_SPC) if staging_KC is None else _staged(group, staging_KC)
-        q = q_NHD[group.rows_N]
-        if form is AttentionForm.EXPANDED:
-            out_NHv[group.rows_N] = attend_expanded(
-                q,
-                kv_KC,
-                ctx.arena.projection(layer, Matrix.KV_B, kind),
-                None if group.causal_from_zero else _visible(group),
-                scale=ctx.scale,
-                nope=spec.nope_dim,
-            )
-            continue
-        out_NHr, _ = attend_absorbed(
-            absorb(ctx, layer, q, kind), kv_KC, _visible(group), scale=ctx.scale, latent=spec.kv_lora_rank
-        )
-        out_NHv[group.rows_N] = head_values(ctx, layer, out_NHr, kind)
+        attend_chunk = _chunk_expanded if form is AttentionForm.EXPANDED else _chunk_absorbed
+        out_NHv[group.rows_N] = attend_chunk(ctx, layer, q_NHD[group.rows_N], kv_KC, group, kind)
     return out_NHv
+
+
+def _chunk_expanded(
+    ctx: RankContext, layer: int, q_NHD: Tensor, kv_KC: Tensor, group: ChunkGroup, kind: Projection
+) -> Tensor:
+    kv_b_HXr = ctx.arena.projection(layer, Matrix.KV_B, kind)
+    visible_NK = None if group.causal_from_zero else _visible(group)
+    return attend_expanded(q_NHD, kv_KC, kv_b_HXr, visible_NK, scale=ctx.scale, nope=ctx.spec.nope_dim)
+
+
+def _chunk_absorbed(
+    ctx: RankContext, layer: int, q_NHD: Tensor, kv_KC: Tensor, group: ChunkGroup, kind: Projection
+) -> Tensor:
+    q_NHC = absorb(ctx, layer, q_NHD, kind)
+    out_NHr, _ = attend_absorbed(q_NHC, kv_KC, _visible(group), scale=ctx.scale, latent=ctx.spec.kv_lora_rank)
+    return head_values(ctx, layer, out_NHr, kind)
 
 
 def _keys(group: ChunkGroup, pages_SPC: Tensor) -> Tensor:
