@@ -124,14 +124,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     spec = ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name)
     spec.check_servable()
     dtype = "fp32" if settings.dtype == "auto" else settings.dtype
-    for name in ("ranks", "page_size", "chunk_tokens", "max_running"):
-        if getattr(settings, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}")
-    if settings.nnodes != 1 or settings.node_rank != 0:
-        raise ConfigError(
-            f"--nnodes {settings.nnodes}: groups over several hosts need a network transport, only shm is "
-            "served so far; leave --nnodes and --node-rank out"
-        )
+    _check_settings(settings)
     arena = _arena(settings, spec, checkpoint, elem_bytes=ELEM_BYTES[dtype])
     verdicts = catalog_of_arena(spec, arena)
     infeasible = {
@@ -166,6 +159,17 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         policy=policies.of(phase),
         policy_enabled=policies.enabled,
     )
+
+
+def _check_settings(settings: GroupSettings) -> None:
+    for name in ("ranks", "page_size", "chunk_tokens", "max_running"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}")
+    if settings.nnodes != 1 or settings.node_rank != 0:
+        raise ConfigError(
+            f"--nnodes {settings.nnodes}: groups over several hosts need a network transport, only shm is "
+            "served so far; leave --nnodes and --node-rank out"
+        )
 
 
 def _starting_layout(settings: GroupSettings, phase: Phase, infeasible: Mapping[Layout, str]) -> Layout:
