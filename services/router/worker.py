@@ -156,7 +156,7 @@ class GrpcWorker:
             raise self._meant(error) from error
 
     def _meant(self, error: grpc.aio.AioRpcError) -> SplashError:
-        """The error that the worker raised; a broken connection is told without its address: clients see it."""
+        """The error that the worker raised; a broken connection is told without addresses."""
         meant = from_rpc_error(error, peer=self._name)
         trailing: Any = error.trailing_metadata() or ()
         told = any(key == DETAIL_KEY for key, _ in trailing)

@@ -10,7 +10,7 @@ import pytest
 from services.launch import Stack
 from splash_core.checkpoints.tiny import write_tiny
 from splash_core.config import UpSettings
-from tests.openai_conformance import ENDLESS, OpenAiConformance, Server, openai_client
+from tests.support.openai_conformance import ENDLESS, OpenAiConformance, Server, openai_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

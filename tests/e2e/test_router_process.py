@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.router.fake_backend import FakeBackend
-from tests.router_support import letters, write_tokenizer
+from tests.support.scripted_router import letters, write_tokenizer
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]

@@ -86,7 +86,7 @@ def test_retry_after_is_bounded(requests: int, seconds: float) -> None:
 
 def test_charges_count_until_the_group_reports_them() -> None:
     from services.router.registry import Registry
-    from tests.worker_stub import StubWorker
+    from tests.support.stub_worker import StubWorker
 
     now = [0.0]
     prefill, decode = StubWorker("p", "prefill"), StubWorker("d", "decode")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.router.detokenize import Detokenizer
 from services.router.tokenizer import Tokenizer
-from tests.router_support import write_tokenizer
+from tests.support.scripted_router import write_tokenizer
 
 
 def in_pieces(raw: bytes, cuts: list[int]) -> list[bytes]:

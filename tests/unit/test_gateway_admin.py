@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.openai_conformance import error_of
-from tests.router_support import RunningRouter, running_router, write_tokenizer
+from tests.support.openai_conformance import error_of
+from tests.support.scripted_router import RunningRouter, running_router, write_tokenizer
 
 CHAT = {"model": "test-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 

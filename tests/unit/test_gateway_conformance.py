@@ -6,8 +6,8 @@ import httpx
 import openai
 import pytest
 
-from tests.openai_conformance import OpenAiConformance, Server, openai_client
-from tests.router_support import RunningRouter, running_router, write_tokenizer
+from tests.support.openai_conformance import OpenAiConformance, Server, openai_client
+from tests.support.scripted_router import RunningRouter, running_router, write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from splash_core.errors import (
     Unavailable,
 )
 from splash_core.spec.request import SamplingParams
-from tests.worker_stub import StubWorker
+from tests.support.stub_worker import StubWorker
 
 JOB = SequenceJob(request_id="r-0", prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=4))
 

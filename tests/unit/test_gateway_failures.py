@@ -22,8 +22,8 @@ from splash_core.errors import (
     Overloaded,
     Unavailable,
 )
-from tests.openai_conformance import error_of
-from tests.router_support import RunningRouter, running_router, spell, write_tokenizer
+from tests.support.openai_conformance import error_of
+from tests.support.scripted_router import RunningRouter, running_router, spell, write_tokenizer
 
 CHAT: dict[str, Any] = {
     "model": "test-model",

@@ -9,7 +9,7 @@ import pytest
 from services.router.chat_template import ChatTemplate
 from services.router.tokenizer import Tokenizer, read_eos_ids
 from splash_core.errors import ConfigError, InvalidRequest
-from tests.router_support import SPECIAL, write_tokenizer
+from tests.support.scripted_router import SPECIAL, write_tokenizer
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
