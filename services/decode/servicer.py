@@ -15,6 +15,7 @@ from splash_core.leader.leader import GroupLeader, SeqEvent, Stream
 from splash_core.leader.waiting import Arrival, WaitingRoom
 from splash_core.leader.writers import Writer, WriterBook
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, rank_pb2
+from splash_core.policy.snapshot import WaitingSequence
 from splash_core.rpc.codec import logprobs_from_pb, logprobs_to_pb, process_from_pb, sampling_from_pb
 from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import FinishedEvent, TokenEvent
@@ -38,9 +39,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             max_requests=blueprint.settings.queue_requests,
             max_tokens=blueprint.settings.queue_tokens,
         )
-        leader.queued = self._room.queued
-        leader.before_step = self._room.pump
-        leader.on_failed = self._failed
+        leader.join(self)
         self._sweeper: asyncio.Task[None] | None = None
 
     def attach(self, server: grpc.aio.Server) -> None:
@@ -52,6 +51,18 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         del ranks
         self._address = address
         self._sweeper = asyncio.create_task(self._sweep())
+
+    def queued(self) -> tuple[WaitingSequence, ...]:
+        """Requests that wait for pages."""
+        return self._room.queued()
+
+    def before_step(self) -> None:
+        """Lease pages to those who wait, in order, while there is room."""
+        self._room.pump()
+
+    def failed(self, error: GroupFailed) -> None:
+        """The group has ended: tell those who wait for pages."""
+        self._room.fail(error)
 
     async def close(self) -> None:
         """Stop looking after writers."""
@@ -146,9 +157,6 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
 
     def _give_back(self, grant: Grant) -> None:
         self._leader.cancel(grant.seq)
-
-    def _failed(self, error: GroupFailed) -> None:
-        self._room.fail(error)
 
     def _lease(self, grant: Grant) -> common_pb2.Lease:
         return common_pb2.Lease(

@@ -80,7 +80,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             ranks=self._blueprint.settings.ranks,
             steps=scheduler.num_steps,
             running=scheduler.count() - waiting,
-            waiting=waiting + len(leader.queued()),
+            waiting=waiting + leader.queue_length,
             kv_tokens_used=tokens.used,
             kv_tokens_total=tokens.total,
             kv_tokens_projected=tokens.projected,

@@ -7,9 +7,9 @@ Invariants: an idle group sends no step; a request that is open when the group e
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Protocol
 
 from splash_core.errors import GroupFailed, SplashError, Unavailable
 from splash_core.ids import SeqId
@@ -75,6 +75,35 @@ class Stream:
         return ready
 
 
+class PhasePart(Protocol):
+    """What a phase's service adds to the loop."""
+
+    def queued(self) -> tuple[WaitingSequence, ...]:
+        """Requests that wait outside the scheduler."""
+        ...
+
+    def before_step(self) -> None:
+        """Called at each step boundary: admit what has room now."""
+        ...
+
+    def failed(self, error: GroupFailed) -> None:
+        """Called once when the group has ended: tell those who wait outside the scheduler."""
+        ...
+
+
+class _NoPart:
+    """A phase that keeps no queue of its own."""
+
+    def queued(self) -> tuple[WaitingSequence, ...]:
+        return ()
+
+    def before_step(self) -> None:
+        """Nobody to admit."""
+
+    def failed(self, error: GroupFailed) -> None:
+        """Nobody to tell."""
+
+
 class GroupLeader:
     """Drives one group."""
 
@@ -92,19 +121,19 @@ class GroupLeader:
         self.steering = steering
         self.condition = GroupCondition.STARTING
         self.failure: GroupFailed | None = None
-        self.queued: Callable[[], tuple[WaitingSequence, ...]] = tuple
-        """Requests that wait outside the scheduler; replaced by a service that has a queue."""
-        self.before_step: Callable[[], None] = _nothing
-        """Called at each step boundary; replaced by a service that admits from a queue."""
-        self.on_failed: Callable[[GroupFailed], None] = _ignore
-        """Called once when the group has failed; replaced by a service that has a queue."""
         self.pending_push_bytes = 0
+        """Bytes of pushes under way, for the policy."""
+        self._part: PhasePart = _NoPart()
         self._pace = pace
         self._step_timeout_s = step_timeout_s
         self._streams: dict[SeqId, Stream] = {}
         self._wake = asyncio.Event()
         self._stop = False
         self._step_began: float | None = None
+
+    def join(self, part: PhasePart) -> None:
+        """Let a phase's service take part in the loop; called once, before `run`."""
+        self._part = part
 
     # ---------------------------------------------------------------------------- requests
 
@@ -195,9 +224,14 @@ class GroupLeader:
         return self.open_requests
 
     @property
+    def queue_length(self) -> int:
+        """Requests that wait outside the scheduler."""
+        return len(self._part.queued())
+
+    @property
     def open_requests(self) -> int:
         """Requests that hold or want anything here."""
-        return self.scheduler.count() + len(self.queued())
+        return self.scheduler.count() + self.queue_length
 
     @property
     def step_age_s(self) -> float:
@@ -207,7 +241,7 @@ class GroupLeader:
     def snapshot(self) -> Snapshot:
         """The scheduler's snapshot with what only the leader knows."""
         return replace(
-            self.scheduler.snapshot(queued=self.queued()),
+            self.scheduler.snapshot(queued=self._part.queued()),
             pending_handoff_bytes=self.pending_push_bytes,
             measured_step_s=self._pace.recent_s,
         )
@@ -216,7 +250,7 @@ class GroupLeader:
         self._wake.clear()
         if self.ranks.failure is not None:
             raise self.ranks.failure
-        self.before_step()
+        self._part.before_step()
         self.steering.at_boundary(self.snapshot)
         plan = self.scheduler.next_plan()
         self.deliver(self.scheduler.take_events())
@@ -252,12 +286,4 @@ class GroupLeader:
         for stream in self._streams.values():
             stream.put(error)
         self.steering.fail(error)
-        self.on_failed(error)
-
-
-def _nothing() -> None:
-    """No service has anything to do at step boundaries."""
-
-
-def _ignore(error: GroupFailed) -> None:
-    """No service has anybody to tell."""
+        self._part.failed(error)
