@@ -110,6 +110,7 @@ class UpSettings(WorkerSettings):
     port: int = setting(8000, "Gateway port; 0 takes a free one.")
     admin_port: int = setting(8001, "Admin port; 0 takes a free one.")
     admin_key_file: str = setting("", "File with the admin key; without a key admin is loopback only.")
+    api_key_file: str = setting("", "File with the key that gateway requests must carry; default: none.")
     registry: str = setting(
         "memory", "Where workers are registered.", choices=("memory",), planned=_REGISTRIES
     )
@@ -125,6 +126,7 @@ class RouterSettings(ModelSettings):
     admin_port: int = setting(8001, "Admin port; 0 takes a free one.")
     admin_host: str = setting("127.0.0.1", "Address of the admin port; others than loopback need a key.")
     admin_key_file: str = setting("", "File with the admin key; without a key admin is loopback only.")
+    api_key_file: str = setting("", "File with the key that gateway requests must carry; default: none.")
     registry: str = setting(
         "memory", "Where workers are registered.", choices=("memory",), planned=_REGISTRIES
     )
@@ -209,15 +211,24 @@ def reference(*kinds: type) -> str:
 
 def admin_key(settings: AdminSettings | RouterSettings, environ: Mapping[str, str] | None = None) -> str:
     """The admin key from `SPLASH_ADMIN_KEY` or the key file; empty when none is configured."""
+    return _key("SPLASH_ADMIN_KEY", settings.admin_key_file, environ)
+
+
+def api_key(settings: RouterSettings, environ: Mapping[str, str] | None = None) -> str:
+    """The gateway's key from `SPLASH_API_KEY` or the key file; empty when none is configured."""
+    return _key("SPLASH_API_KEY", settings.api_key_file, environ)
+
+
+def _key(variable: str, file: str, environ: Mapping[str, str] | None) -> str:
     environ = os.environ if environ is None else environ
-    if environ.get("SPLASH_ADMIN_KEY"):
-        return environ["SPLASH_ADMIN_KEY"]
-    if not settings.admin_key_file:
+    if environ.get(variable):
+        return environ[variable]
+    if not file:
         return ""
     try:
-        return Path(settings.admin_key_file).read_text().strip()
+        return Path(file).read_text().strip()
     except OSError as error:
-        raise ConfigError(f"admin key file {settings.admin_key_file}: {error.strerror}") from None
+        raise ConfigError(f"key file {file}: {error.strerror}") from None
 
 
 def state_home(environ: Mapping[str, str] | None = None) -> Path:

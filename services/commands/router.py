@@ -9,7 +9,7 @@ import typer
 from services.options import settings_command
 from services.router.config import RouterConfig
 from services.router.main import run
-from splash_core.config import RouterSettings, admin_key
+from splash_core.config import RouterSettings, admin_key, api_key
 from splash_core.leader.build import resolve_model
 from splash_core.obs.lifeline import die_with_parent
 from splash_core.obs.logging import configure
@@ -43,6 +43,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         port=settings.port,
         admin_host=settings.admin_host,
         admin_port=settings.admin_port,
+        api_key=api_key(settings) or None,
         admin_key=admin_key(settings) or None,
         drain_timeout_s=settings.drain_timeout_s,
         policy=settings.policy,

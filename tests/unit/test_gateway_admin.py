@@ -1,5 +1,6 @@
 """The admin port over scripted groups: shapes, switches, refusals, drain."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.commands.router import router_config
+from splash_core.config import RouterSettings
+from splash_core.errors import ConfigError
 from tests.support.openai_conformance import error_of
 from tests.support.scripted_router import RunningRouter, running_router, write_tokenizer
 
@@ -128,3 +132,16 @@ def test_drain_refuses_the_new_and_reports(router: RunningRouter, http: httpx.Cl
     assert "draining" in error_of(http.get(f"{router.url}/ready"), 503)["message"]
     assert http.get(f"{router.admin_url}/admin/audit").json()["pages_held"] == 0
     assert http.post(f"{router.admin_url}/admin/drain").json()["drained"] is True
+
+
+def test_router_settings_become_its_own(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "api.key").write_text("secret\n")
+    settings = RouterSettings(
+        model=str(folder), prefill="a:1, b:2", decode="unix:/x", api_key_file=str(tmp_path / "api.key")
+    )
+    config = router_config(settings)
+    assert (config.prefill, config.decode) == (("a:1", "b:2"), ("unix:/x",))
+    assert (config.api_key, config.admin_key) == ("secret", None)
+    assert config.model_name == folder.name
+    with pytest.raises(ConfigError, match="key file"):
+        router_config(dataclasses.replace(settings, api_key_file=str(tmp_path / "none")))
