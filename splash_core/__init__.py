@@ -1,1 +1,1 @@
-"""Splash's core: the planning half is pure Python, the acting half is thin. `docs/architecture.md` is the map."""
+"""Splash's core: the planning half is pure Python, the acting half is thin; see docs/architecture.md."""

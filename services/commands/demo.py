@@ -26,7 +26,7 @@ from splash_core.errors import SplashError
 app = typer.Typer()
 
 PAGE_SIZE = 16
-KV_BYTES = 48 << 20
+KV_BYTES = 36 << 20
 CHUNK_TOKENS = 16
 
 

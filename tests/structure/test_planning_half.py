@@ -40,12 +40,6 @@ def test_planning_half_imports_without_torch_or_network() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_router_imports_without_torch() -> None:
-    modules = [dotted(path) for path in sorted((ROOT / "services" / "router").rglob("*.py"))]
-    done = import_without(modules, ("torch", "safetensors", "accelerate", "gguf"))
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("path", modules_under(*PURE), ids=dotted)
 def test_planning_half_has_no_clock_randomness_or_environment(path: Path) -> None:
     imported: set[str] = set()
