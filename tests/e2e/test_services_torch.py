@@ -1,13 +1,18 @@
 """Real engines in real processes: groups of different T and layout, switched and cancelled while they run."""
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc.aio
+import psutil
 import pytest
 
+from splash_core.errors import Unavailable
 from splash_core.pb import control_pb2
+from splash_core.rpc.errors import from_rpc_error
 from tests.support.fake_groups import FakeRouter, await_ready, fake_router, greedy, running, start_group
 
 pytestmark = pytest.mark.e2e
@@ -75,6 +80,23 @@ async def _cancel_some(router: FakeRouter, draw: random.Random) -> None:
         await asyncio.gather(job, return_exceptions=True)
 
 
+async def _a_killed_rank_ends_its_group(router: FakeRouter, run_dir: Path) -> None:
+    """In the middle of collectives: the others must not wait for it."""
+    jobs = [
+        asyncio.ensure_future(router.generate(f"k{i}", list(range(20 + i)), greedy(90))) for i in range(4)
+    ]
+    await asyncio.sleep(0.5)
+    leader = psutil.Process(json.loads((run_dir / "decode-0.ready").read_text())["pid"])
+    leader.children()[2].kill()
+    outcomes = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 10)
+    for outcome in outcomes:
+        assert isinstance(outcome, grpc.aio.AioRpcError)
+        error = from_rpc_error(outcome, peer="decode")
+        assert isinstance(error, Unavailable)
+    assert any("rank 2" in str(from_rpc_error(o, peer="")) for o in outcomes if isinstance(o, grpc.RpcError))
+    assert leader.wait(timeout=10) in (1, None)
+
+
 def test_switches_and_cancels_of_others_change_no_token_and_leave_no_page(groups: Path) -> None:
     async def scenario() -> None:
         draw = random.Random(11)
@@ -89,5 +111,6 @@ def test_switches_and_cancels_of_others_change_no_token_and_leave_no_page(groups
             switching.cancel()
             assert await switching >= 4
             await router.until_empty(within_s=5)
+            await _a_killed_rank_ends_its_group(router, groups)
 
     asyncio.run(scenario())

@@ -1,0 +1,158 @@
+"""`splash layout` and `splash audit` against an admin port: output, exit codes, key."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from services.cli import main
+
+
+class Admin:
+    """An admin port that answers from a table and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.asked: list[tuple[str, str, Any, str | None]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                outer.asked.append((self.command, self.path, body, self.headers.get("Authorization")))
+                status, value = outer.answers[f"{self.command} {self.path}"]
+                payload = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            do_GET = do_POST = _answer
+
+            def log_message(self, *arguments: object) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def admin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
+    server = Admin()
+    monkeypatch.setenv("SPLASH_ADMIN", server.url)
+    monkeypatch.delenv("SPLASH_ADMIN_KEY", raising=False)
+    yield server
+    server.close()
+
+
+def _splash(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["splash", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+SWITCH = {
+    "group": "decode-0",
+    "from": "DP",
+    "to": "DOP",
+    "layout_epoch": 3,
+    "mode": "overlapped",
+    "exposed_ms": 1.5,
+    "bytes": 2048,
+}
+
+
+def test_set_sends_phase_group_layout_mode_and_prints_the_answer(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.answers["POST /admin/layout"] = (200, SWITCH)
+    code = _splash(monkeypatch, "layout", "set", "decode/decode-0", "dop", "--mode", "blocking", "--json")
+    assert code == 0
+    assert json.loads(capsys.readouterr().out) == SWITCH
+    assert admin.asked[0][2] == {
+        "phase": "decode",
+        "group": "decode-0",
+        "layout": "DOP",
+        "hold_s": 60.0,
+        "mode": "blocking",
+    }
+    assert _splash(monkeypatch, "layout", "set", "decode", "DOP") == 0
+    assert "DP → DOP (overlapped), epoch 3, 2.00 KiB moved, 1.5 ms exposed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("status", "code"), [(409, 3), (400, 2), (404, 2), (401, 2), (503, 1), (500, 1)])
+def test_exit_codes_follow_the_status_and_the_message_is_shown(
+    status: int,
+    code: int,
+    admin: Admin,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    admin.answers["POST /admin/layout"] = (status, {"error": {"message": "needs 5 slots, 2 are free"}})
+    assert _splash(monkeypatch, "layout", "set", "decode", "DP") == code
+    assert "needs 5 slots, 2 are free" in capsys.readouterr().err
+
+
+def test_an_unknown_phase_is_bad_usage(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _splash(monkeypatch, "layout", "set", "decoder", "DP") == 2
+    assert admin.asked == []
+
+
+def test_nobody_there_is_a_failure_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _splash(monkeypatch, "audit", "--admin", "http://127.0.0.1:1") == 1
+    assert "splash up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("held", "code"), [(0, 0), (7, 1)])
+def test_audit_fails_when_anything_is_held(
+    held: int,
+    code: int,
+    admin: Admin,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rank = {"rank": 0, "slots": 9, "free": 1, "weights": 2, "kv": 3, "quarantined": 0}
+    lease = {"lease": "i/1", "state": "claimed", "owner": "r", "writer": "", "pages": 3, "age_s": 1.25}
+    group = {"group": "decode-0", "phase": "decode", "layout": "DP", "layout_epoch": 0}
+    report = {"pages_held": held, "groups": [{**group, "ranks": [rank], "leases": [lease]}]}
+    admin.answers["GET /admin/audit"] = (200, report)
+    assert _splash(monkeypatch, "audit", "--json") == code
+    assert json.loads(capsys.readouterr().out) == report
+    assert _splash(monkeypatch, "audit") == code
+    text = capsys.readouterr().out
+    assert f"{held} pages held" in text
+    assert "lease i/1: claimed, owner r, writer none, 3 pages, 1.2 s" in text
+
+
+def test_explain_shows_predicted_times_and_the_key_is_sent(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {
+        "phase": "decode",
+        "verdict": "SWITCH",
+        "from": "DP",
+        "to": "TP",
+        "reason": "TP leads by 12%",
+        "predicted_ms": {"TP": 10.0, "DP": 11.25},
+    }
+    admin.answers["GET /admin/decisions?last=3"] = (200, [record])
+    monkeypatch.setenv("SPLASH_ADMIN_KEY", "secret")
+    assert _splash(monkeypatch, "layout", "explain", "--last", "3") == 0
+    text = capsys.readouterr().out
+    assert "DP → TP" in text
+    assert "TP 10.0 ms, DP 11.2 ms" in text
+    assert admin.asked[0][3] == "Bearer secret"
