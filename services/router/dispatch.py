@@ -5,6 +5,7 @@ while nothing of the sequence has been shown, and never after a client's error.
 """
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -19,6 +20,9 @@ from services.router.timeline import Timeline
 from splash_core.errors import Overloaded, SplashError, Unavailable
 
 _KEPT_TIMELINES = 1024
+_KEPT_LEAVES = 32
+_UNKNOWN_PACE_S = 0.1
+_LOG = logging.getLogger("splash.router")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Dispatcher:
         self._placements = 0
         self._waiting: Counter[str] = Counter()
         self._running = 0
+        self._left_at_s: deque[float] = deque(maxlen=_KEPT_LEAVES)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -71,7 +76,9 @@ class Dispatcher:
             sequences=sequences, prompt_tokens=prompt_tokens, waiting=waiting, limits=self._settings.limits
         )
         if reason is not None:
-            raise Overloaded(reason, retry_after_s=retry_after_s(waiting, seconds_per_request=0.1))
+            raise Overloaded(
+                reason, retry_after_s=retry_after_s(waiting, seconds_per_request=self._seconds_per_request())
+            )
 
     async def wait_idle(self, *, timeout_s: float) -> bool:
         """Wait until no sequence runs; False when some still do."""
@@ -92,16 +99,25 @@ class Dispatcher:
         try:
             async with aclosing(self._tries(job, timeline, entry)) as events:
                 async for event in events:
-                    entry.leave()
+                    if not entry.left:
+                        self._left_at_s.append(self._clock())
+                        entry.leave()
                     if isinstance(event, Finished):
                         timeline.mark("finished")
                     yield event
         finally:
             timeline.end()
             entry.leave()
+            _LOG.info("sequence ended", extra={"fields": timeline.to_json()})
             self._running -= 1
             if self._running == 0:
                 self._idle.set()
+
+    def _seconds_per_request(self) -> float:
+        """The pace at which the queue has been served lately."""
+        if len(self._left_at_s) < 2:
+            return _UNKNOWN_PACE_S
+        return (self._left_at_s[-1] - self._left_at_s[0]) / (len(self._left_at_s) - 1)
 
     async def _tries(
         self, job: SequenceJob, timeline: Timeline, entry: "_Entry"

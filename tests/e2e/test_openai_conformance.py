@@ -1,5 +1,6 @@
 """The OpenAI suite against `splash up`'s processes: router, prefill and decode groups of two ranks each."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,3 +96,38 @@ class TestSplashUp(OpenAiConformance):
             assert switched.status_code == 200, switched.text
             assert switched.json()["to"] == layout
             assert server.chat(seed=7, max_tokens=64, **ENDLESS)["choices"][0]["message"]["content"] == before
+
+    def test_leaving_while_a_long_prompt_is_read(self, server: Server) -> None:
+        server.wait_until_free(within_s=5)
+        body = {"model": server.model, "prompt": [65] * 2000, "n": 3, "max_tokens": 50, **ENDLESS}
+        with pytest.raises(httpx.ReadTimeout):
+            server.http.post(f"{server.url}/v1/completions", json=body, timeout=0.1)
+        server.wait_until_free(within_s=2)
+        assert server.complete(seed=1)["usage"]["completion_tokens"] > 0
+
+    def test_abort_storm_leaves_nothing(self, server: Server) -> None:
+        server.wait_until_free(within_s=5)
+        text = server.complete(seed=1, **ENDLESS)["choices"][0]["text"]
+        limits = httpx.Limits(max_connections=40)
+
+        async def storm() -> list[bool]:
+            async with httpx.AsyncClient(limits=limits) as client:
+
+                async def one(index: int) -> bool:
+                    body = {
+                        "model": server.model,
+                        "prompt": [index + 1] * (20 * index + 1),
+                        "max_tokens": 200,
+                    }
+                    try:
+                        url, patience_s = f"{server.url}/v1/completions", 0.2 + 0.02 * index
+                        await client.post(url, json={**body, "max_tokens": 200}, timeout=patience_s)
+                    except httpx.ReadTimeout:
+                        return True
+                    return False
+
+                return list(await asyncio.gather(*(one(index) for index in range(40))))
+
+        assert any(asyncio.run(storm()))
+        server.wait_until_free(within_s=2)
+        assert server.complete(seed=1, **ENDLESS)["choices"][0]["text"] == text

@@ -210,6 +210,31 @@ def test_waits_for_room_and_is_served_in_order() -> None:
     run(scenario)
 
 
+def test_retry_after_follows_the_pace_of_the_queue() -> None:
+    async def scenario(world: World) -> None:
+        gate = asyncio.Event()
+
+        async def gated() -> AsyncGenerator[int, None]:
+            await gate.wait()
+            yield 1
+
+        for _ in range(5):
+            world.now += 4.0
+            await world.collect()
+        for worker in world.decodes:
+            worker.tokens = gated
+        tasks = [asyncio.create_task(world.collect()) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        with pytest.raises(Overloaded) as refused:
+            world.dispatcher.check_entry(sequences=1, prompt_tokens=1)
+        # Three wait, one leaves every four seconds, half should have left.
+        assert refused.value.retry_after_s == pytest.approx(6.0)
+        gate.set()
+        await asyncio.gather(*tasks)
+
+    run(scenario)
+
+
 def test_no_worker_is_refused_at_once_with_causes() -> None:
     async def scenario(world: World) -> None:
         for worker in world.decodes:
