@@ -143,8 +143,11 @@ class Stack:
             DECODE: self._group(DECODE, settings.decode_ranks, settings.decode_layout),
         }
         for name, phase in ((PREFILL, Phase.PREFILL), (DECODE, Phase.DECODE)):
-            # What cannot work is said here, by this process, before anything is started.
-            draw_blueprint(groups[name], phase)
+            # What cannot work is said here, by this process, before anything is started. Sizes taken from
+            # free memory are fixed here too: a group that starts later would find less.
+            arena = draw_blueprint(groups[name], phase).arena
+            kv_bytes = len(arena.ordinary) * arena.slot_bytes
+            groups[name] = dataclasses.replace(groups[name], kv_bytes=kv_bytes)
         _check_free(settings.host, settings.port, "--port")
         _check_free("127.0.0.1", settings.admin_port, "--admin-port")
         own = {"prefill": self._listen(PREFILL), "decode": self._listen(DECODE)}

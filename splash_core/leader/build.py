@@ -4,13 +4,10 @@ Invariant: whatever cannot work is refused here, before any process is started, 
 """
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from splash_core.config import GroupSettings, cache_home
 from splash_core.cost.model import CostModel
@@ -21,6 +18,7 @@ from splash_core.ids import GroupId, Incarnation
 from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.layout.slots import ArenaMap, page_bytes
+from splash_core.leader.host import free_memory
 from splash_core.leader.sizing import HostMemory, default_kv_bytes, projection_bytes
 from splash_core.policy.config import PolicyConfig, load_policy
 from splash_core.policy.snapshot import Phase
@@ -89,11 +87,6 @@ class GroupBlueprint:
             clock=clock,
             infeasible=self.infeasible,
         )
-
-
-def threads_per_rank(ranks_on_host: int) -> int:
-    """Threads of one rank: the usable cores shared among all ranks of the host, at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks_on_host))
 
 
 def resolve_model(model: str) -> Path:
@@ -186,7 +179,7 @@ def _arena(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, *, elem_b
     kv_bytes = settings.kv_bytes or default_kv_bytes(
         spec,
         HostMemory(
-            free_bytes=psutil.virtual_memory().available,
+            free_bytes=free_memory(),
             ranks=settings.host_ranks or settings.ranks,
             checkpoint_bytes=sum(path.stat().st_size for path in checkpoint.glob("*.safetensors")),
             stored_elem_bytes=_stored_bytes(checkpoint),

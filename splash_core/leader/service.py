@@ -23,8 +23,9 @@ from typing import Protocol
 import grpc.aio
 
 from splash_core.errors import ConfigError, GroupFailed
-from splash_core.leader.build import GroupBlueprint, threads_per_rank
+from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.control import ControlServicer
+from splash_core.leader.host import threads_per_rank
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.pace import StepPace
 from splash_core.leader.ranks import RankPool

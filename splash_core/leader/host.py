@@ -1,0 +1,42 @@
+"""What this process may use of its host: cores and memory, container limits included.
+
+A container's cgroup allows less than the host has; sizing by the host gets the container killed.
+"""
+
+import os
+from pathlib import Path
+
+import psutil
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores(cgroup: Path = CGROUP) -> int:
+    """Cores that this process may keep busy, at least 1: its affinity, and the cgroup's quota."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = _read(cgroup / "cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
+
+
+def free_memory(cgroup: Path = CGROUP) -> int:
+    """Bytes that this process may still use: the host's available memory, and what the cgroup leaves."""
+    free = psutil.virtual_memory().available
+    limit, used = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def threads_per_rank(ranks_on_host: int, cgroup: Path = CGROUP) -> int:
+    """Threads of one rank: the usable cores shared among all ranks of the host, at least 1."""
+    return max(1, usable_cores(cgroup) // max(1, ranks_on_host))
+
+
+def _read(path: Path) -> str:
+    """A cgroup file's text, empty where there is none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
