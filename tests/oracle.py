@@ -18,7 +18,8 @@ def hf_model(checkpoint_dir: Path, dtype: torch.dtype = torch.float32) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    auto: Any = transformers.AutoModelForCausalLM
+    model, info = auto.from_pretrained(
         checkpoint_dir,
         dtype=dtype,
         attn_implementation="eager",

@@ -35,7 +35,7 @@ def pair(
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[*HealthCheck.__members__.values()],
 )
 @given(schedule=schedules)
 def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:

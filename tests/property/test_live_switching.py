@@ -38,7 +38,7 @@ def pair(request: pytest.FixtureRequest, tiny_checkpoint: TinyFactory) -> Iterat
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[*HealthCheck.__members__.values()],
 )
 @given(schedule=schedules)
 def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:

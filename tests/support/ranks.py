@@ -15,6 +15,7 @@ from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
 from splash_core.engine.engine import RankEngine
+from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
 from splash_core.spec.model import ModelSpec
@@ -154,7 +155,7 @@ def _process_main(
     spec = ModelSpec.from_checkpoint(checkpoint)
     arena = ArenaMap.build(spec, **arena_arguments)
     config = LaunchConfig(
-        rank=rank,
+        rank=RankId(rank),
         num_ranks=arena.num_ranks,
         rendezvous=f"file://{folder}/rendezvous",
         backend=Backend.GLOO,

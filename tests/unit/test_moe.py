@@ -37,6 +37,12 @@ def shards(checkpoint: Path, num_ranks: int, dtype: torch.dtype, layer: int) -> 
         ]
 
 
+def moe_shards(checkpoint: Path, num_ranks: int, dtype: torch.dtype) -> list[MoeShard]:
+    found = shards(checkpoint, num_ranks, dtype, 1)
+    assert all(isinstance(shard, MoeShard) for shard in found)
+    return [shard for shard in found if isinstance(shard, MoeShard)]
+
+
 def rows(num: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(num, width, dtype=torch.float64, generator=torch.Generator().manual_seed(num)).to(
         dtype
@@ -62,7 +68,7 @@ def test_sum_over_ranks_equals_the_reference(checkpoint: Path, num_ranks: int, n
     """16 ranks for 12 experts: some ranks have none, and a shared column or two at most."""
     spec = ModelSpec.from_checkpoint(checkpoint)
     x_ND = rows(num_rows, spec.hidden)
-    parts = [moe_ffn(x_ND, shard, spec) for shard in shards(checkpoint, num_ranks, torch.float32, 1)]
+    parts = [moe_ffn(x_ND, shard, spec) for shard in moe_shards(checkpoint, num_ranks, torch.float32)]
     got = torch.stack(parts).sum(dim=0)
     assert got.shape == (num_rows, spec.hidden)
     if num_rows:
@@ -75,7 +81,7 @@ def test_fp64_does_not_depend_on_the_number_of_ranks(checkpoint: Path) -> None:
     x_ND = rows(40, spec.hidden, torch.float64)
     outputs = [
         torch.stack(
-            [moe_ffn(x_ND, shard, spec) for shard in shards(checkpoint, num_ranks, torch.float64, 1)]
+            [moe_ffn(x_ND, shard, spec) for shard in moe_shards(checkpoint, num_ranks, torch.float64)]
         ).sum(0)
         for num_ranks in (1, 3, 4)
     ]

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def rotary_rows(
     from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
     from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
-    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    config: Any = transformers.AutoConfig.from_pretrained(checkpoint)
     q, k = q.transpose(0, 1)[None], k[None, None]
     if config.model_type == "deepseek_v2":
         angles = v2.DeepseekV2RotaryEmbedding(config)(q, position_ids=POSITIONS[None])
