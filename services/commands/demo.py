@@ -88,8 +88,10 @@ def _run(stack: Stack, report: DemoReport, console: Console) -> None:
             with client, AdminClient(stack.admin_url, "") as admin:
                 run(Target(client=client, admin=admin, model=report.model), report, progress)
             progress("shutting down")
-    finally:
-        stack.stop(drain=not report.failures)
+            stack.stop(drain=True)
+    except BaseException:
+        stack.stop(drain=False)
+        raise
     _, left = psutil.wait_procs(processes, timeout=5.0)
     report.failures += [f"process {process.pid} is left after shutdown" for process in left]
 
