@@ -159,7 +159,9 @@ def attend_values(
         out_NHv[group.rows_B] = head_values(ctx, layer, out_BHr, kind)
     for group in work.chunks:
         kv_KC = _keys(group, pages_SPC) if staging_KC is None else _staged(group, staging_KC)
-        attend_chunk = _chunk_expanded if form is AttentionForm.EXPANDED else _chunk_absorbed
+        # One row does not pay for expanding its keys.
+        expand = form is AttentionForm.EXPANDED and len(group.rows_N) > 1
+        attend_chunk = _chunk_expanded if expand else _chunk_absorbed
         out_NHv[group.rows_N] = attend_chunk(ctx, layer, q_NHD[group.rows_N], kv_KC, group, kind)
     return out_NHv
 

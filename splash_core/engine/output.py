@@ -33,9 +33,14 @@ def draw_tokens(
     rows = []
     for sequence in sequences:
         mirror = mirrors[sequence.seq]
+        # Copies of long histories are made only for rows whose parameters look at them.
+        reads = mirror.sampling.reads_history
         rows.append(
             SampleRow(
-                params=mirror.sampling, position=sequence.end, prompt=mirror.prompt, output=mirror.output
+                params=mirror.sampling,
+                position=sequence.end,
+                prompt=mirror.prompt if reads else (),
+                output=mirror.output if reads else (),
             )
         )
     drawn = sample(logits_MV, rows)

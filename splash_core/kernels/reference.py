@@ -13,6 +13,9 @@ from torch import Tensor
 SCORE_TILE_ELEMENTS = 1 << 24
 """Scores held at once by chunk attention: bounds memory at long histories."""
 
+EXPANDED_TILE_ELEMENTS = 1 << 26
+"""Expanded keys and values held at once: heads are taken in tiles of this size."""
+
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype for softmax and merges: fp64 stays fp64, all else fp32."""
@@ -94,16 +97,25 @@ def attend_expanded(
     Returns:
         out_NHv.
     """
-    latent = kv_b_HXr.shape[-1]
-    keys = kv_KC.shape[0]
-    heads = kv_b_HXr.shape[0]
-    expanded_HKX = torch.matmul(kv_KC[:, :latent], kv_b_HXr.reshape(-1, latent).T)
-    expanded_HKX = expanded_HKX.view(keys, heads, -1).transpose(0, 1)
+    heads, width, _ = kv_b_HXr.shape
+    tile = max(1, EXPANDED_TILE_ELEMENTS // (kv_KC.shape[0] * (width + q_NHD.shape[-1])))
+    parts = [
+        _expanded_heads(q_NHD[:, at : at + tile], kv_KC, kv_b_HXr[at : at + tile], visible_NK, scale, nope)
+        for at in range(0, heads, tile)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _expanded_heads(
+    q_NHD: Tensor, kv_KC: Tensor, kv_b_HXr: Tensor, visible_NK: Tensor | None, scale: float, nope: int
+) -> Tensor:
+    heads, _, latent = kv_b_HXr.shape
+    expanded_KX = torch.matmul(kv_KC[:, :latent], kv_b_HXr.reshape(-1, latent).T)
+    expanded_HKX = expanded_KX.view(kv_KC.shape[0], heads, -1).transpose(0, 1)
     rope_HKp = kv_KC[:, latent:].expand(heads, -1, -1)
-    k_HKD = torch.cat([expanded_HKX[..., :nope], rope_HKp], dim=-1)
     out_HNv = F.scaled_dot_product_attention(
         q_NHD.transpose(0, 1)[None],
-        k_HKD[None],
+        torch.cat([expanded_HKX[..., :nope], rope_HKp], dim=-1)[None],
         expanded_HKX[..., nope:][None],
         attn_mask=None if visible_NK is None else visible_NK[None, None],
         is_causal=visible_NK is None,

@@ -59,12 +59,12 @@ def choose_cp_storage(spec: ModelSpec, rule: LayoutRule, chunks: Sequence[ChunkS
     """Move the queries or the history of a step over striped histories, whichever is fewer numbers.
 
     Both are counted per rank that is not home: a query row travels as q_a (or h) and comes back as output
-    and log-sum-exp per head; a history row travels as its KV row.
+    and log-sum-exp per head; a history row travels as its KV row. Pass-KV gathers the histories of all
+    sequences of the step, so those of decode rows beside a chunk count too.
     """
-    many = [chunk for chunk in chunks if chunk.count > 1]
-    if rule.history is not KvHistory.STRIPED or not many:
+    if rule.history is not KvHistory.STRIPED or all(chunk.count == 1 for chunk in chunks):
         return CpStorage.PASS_Q
     query_width = spec.hidden if spec.q_lora_rank is None else spec.q_lora_rank
-    queries = sum(chunk.count for chunk in many) * (query_width + spec.heads * (spec.v_dim + 1))
-    history = sum(chunk.start for chunk in many) * (spec.kv_lora_rank + spec.rope_dim)
+    queries = sum(chunk.count for chunk in chunks) * (query_width + spec.heads * (spec.v_dim + 1))
+    history = sum(chunk.start for chunk in chunks) * (spec.kv_lora_rank + spec.rope_dim)
     return CpStorage.PASS_KV if history < queries else CpStorage.PASS_Q

@@ -54,3 +54,13 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True when the most probable token is taken."""
         return self.temperature == 0.0
+
+    @property
+    def reads_history(self) -> bool:
+        """True when a draw looks at earlier tokens: penalties, or a minimum length to reach."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.min_tokens
+        )

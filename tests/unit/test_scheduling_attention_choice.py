@@ -57,3 +57,12 @@ def test_striped_steps_move_whichever_is_smaller() -> None:
     without_lora = replace(V3, q_lora_rank=None)
     # 7,168 + 16,512 numbers: 41.1 tokens.
     assert choose_cp_storage(without_lora, rule, [ChunkShape(4100, 100)]) is CpStorage.PASS_KV
+
+
+def test_histories_of_decode_rows_beside_a_chunk_count() -> None:
+    """Pass-KV gathers every history of the step: one short chunk must not drag sixty long ones along."""
+    spec, rule = V3, RULES[Layout.CP]
+    chunk = ChunkShape(start=0, count=256)
+    assert choose_cp_storage(spec, rule, [chunk]) is CpStorage.PASS_KV
+    beside = [ChunkShape(start=8192, count=1)] * 60
+    assert choose_cp_storage(spec, rule, [chunk, *beside]) is CpStorage.PASS_Q
