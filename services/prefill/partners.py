@@ -11,6 +11,7 @@ from splash_core.errors import Unavailable
 from splash_core.ids import RankId
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2_grpc
 from splash_core.rpc.abi import abi_from_pb
+from splash_core.rpc.channels import open_channel
 from splash_core.rpc.errors import from_rpc_error
 from splash_core.transport.abi import KvAbi, abi_diff
 
@@ -52,11 +53,7 @@ class Partners:
         address = lease.decode_address
         channel = self._channels.get(address)
         if channel is None:
-            # An own connection a peer: gRPC would share one whose backoff outlives a restart.
-            channel = grpc.aio.insecure_channel(
-                address, options=(("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-            )
-            self._channels[address] = channel
+            channel = self._channels[address] = open_channel(address)
         try:
             described = await control_pb2_grpc.ControlStub(channel).Describe(
                 control_pb2.DescribeRequest(), timeout=_TIMEOUT_S

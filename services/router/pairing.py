@@ -6,24 +6,16 @@ Invariant: no request is sent to a pair whose KV would be misread; a mismatch is
 from collections.abc import Sequence
 
 from services.router.records import GroupRecord
-from splash_core.pb import common_pb2
-
-
-def abi_diff(prefill: common_pb2.KvAbi, decode: common_pb2.KvAbi) -> list[str]:
-    """The fields in which two KV ABIs differ, each as `field: prefill has A, decode has B`."""
-    names = [field.name for field in common_pb2.KvAbi.DESCRIPTOR.fields]
-    return [
-        f"{name}: prefill has {getattr(prefill, name)!r}, decode has {getattr(decode, name)!r}"
-        for name in names
-        if getattr(prefill, name) != getattr(decode, name)
-    ]
+from splash_core.pb import control_pb2
+from splash_core.rpc.abi import abi_from_pb
+from splash_core.transport.abi import abi_diff
 
 
 def compatible(prefill: GroupRecord, decode: GroupRecord) -> bool:
     """True when both groups are described and agree on the KV ABI."""
     if prefill.description is None or decode.description is None:
         return False
-    return not abi_diff(prefill.description.abi, decode.description.abi)
+    return not _diff(prefill.description, decode.description)
 
 
 def why_not_ready(prefills: Sequence[GroupRecord], decodes: Sequence[GroupRecord]) -> list[str]:
@@ -39,6 +31,11 @@ def why_not_ready(prefills: Sequence[GroupRecord], decodes: Sequence[GroupRecord
     for prefill in usable_prefills:
         for decode in usable_decodes:
             if prefill.description is not None and decode.description is not None:
-                diff = abi_diff(prefill.description.abi, decode.description.abi)
+                diff = _diff(prefill.description, decode.description)
                 causes.append(f"{prefill.label} and {decode.label} differ in {'; '.join(diff)}")
     return causes
+
+
+def _diff(prefill: control_pb2.GroupDescription, decode: control_pb2.GroupDescription) -> list[str]:
+    names = ("prefill has", "decode has")
+    return abi_diff(abi_from_pb(prefill.abi), abi_from_pb(decode.abi), names=names)

@@ -20,24 +20,12 @@ from splash_core.pb import (
     prefill_pb2,
     prefill_pb2_grpc,
 )
+from splash_core.rpc.channels import open_channel
 from splash_core.rpc.errors import DETAIL_KEY, from_rpc_error
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger("splash.router")
-
-_MAX_MESSAGE_BYTES = 512 << 20
-_CHANNEL_OPTIONS = (
-    # Prompt logprobs of a long prompt exceed gRPC's default of 4 MiB.
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # Retries are the dispatcher's: it knows what was already streamed.
-    ("grpc.enable_retries", 0),
-    # A leader that comes back is seen within a second.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 
 
 class Worker(Protocol):
@@ -95,7 +83,7 @@ class GrpcWorker:
     def __init__(self, address: str) -> None:
         self.address = address
         self._name = PurePath(address).stem if address.startswith("unix:") else f"the worker at {address}"
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._channel = open_channel(address)
         self._control = control_pb2_grpc.ControlStub(self._channel)
         self._prefill = prefill_pb2_grpc.PrefillStub(self._channel)
         self._decode = decode_pb2_grpc.DecodeStub(self._channel)

@@ -24,9 +24,17 @@ class KvAbi:
     model: str
 
 
-def abi_diff(ours: KvAbi, theirs: KvAbi) -> list[str]:
-    """The fields that differ, each as `field: ours A, theirs B`; empty if pages may cross."""
+def abi_diff(ours: KvAbi, theirs: KvAbi, *, names: tuple[str, str] = ("ours", "theirs")) -> list[str]:
+    """The fields that differ, each as `field: ours A, theirs B`; empty if pages may cross.
+
+    Args:
+        ours: one side.
+        theirs: the other.
+        names: what to call the two.
+    """
     mine, other = asdict(ours), asdict(theirs)
     return [
-        f"{name}: ours {mine[name]!r}, theirs {other[name]!r}" for name in mine if mine[name] != other[name]
+        f"{name}: {names[0]} {mine[name]!r}, {names[1]} {other[name]!r}"
+        for name in mine
+        if mine[name] != other[name]
     ]

@@ -1,5 +1,6 @@
 """The arena's memory and its ABI: shared pages, fixed size, readable differences."""
 
+import errno
 import mmap
 import os
 from dataclasses import replace
@@ -7,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from splash_core.errors import ConfigError
+from splash_core.errors import ConfigError, Unavailable
 from splash_core.transport.abi import KvAbi, abi_diff
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.memory_server import MemoryServer, fetch_memory
+from splash_core.transport.shm import ShmTransport
 
 ABI = KvAbi(
     version="1", dtype="fp32", page_size=4, layers=2, latent_dim=32, rope_dim=8, rope="", scale="", model="m"
@@ -26,6 +28,8 @@ def test_each_differing_field_is_one_line() -> None:
         "dtype: ours 'fp32', theirs 'bf16'",
         "layers: ours 2, theirs 3",
     ]
+    named = abi_diff(ABI, replace(ABI, layers=3), names=("prefill has", "decode has"))
+    assert named == ["layers: prefill has 2, decode has 3"]
 
 
 def test_memory_starts_as_zeros_and_views_outlive_the_descriptor() -> None:
@@ -63,5 +67,22 @@ def test_an_impossible_size_is_a_setting_error(num_bytes: int) -> None:
 
 
 def test_an_address_of_another_transport_is_refused() -> None:
-    with pytest.raises(ValueError, match="shm:"):
+    with pytest.raises(Unavailable, match="shm:"):
         fetch_memory("mooncake://127.0.0.1:1", timeout_s=1)
+
+
+def test_memory_that_cannot_be_mapped_is_the_peers_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(fd: int, length: int) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    memory = ArenaMemory(8192)
+    server = MemoryServer(memory, ABI)
+    transport = ShmTransport()
+    with monkeypatch.context() as patch:
+        patch.setattr("splash_core.transport.shm.mmap.mmap", no_room)
+        with pytest.raises(Unavailable, match="Cannot allocate memory"):
+            transport.connect(server.address, ABI)
+    assert transport.connect(server.address, ABI).num_bytes == 8192
+    transport.close(drain=False)
+    server.close()
+    memory.close()
