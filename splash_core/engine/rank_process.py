@@ -1,7 +1,8 @@
 """The process of one rank: `python -m splash_core.engine.rank_process`.
 
-It executes the leader's frames strictly in order and knows nothing else of the world. Invariant: it never
-outlives its leader, and it never goes on after an exception: the leader is told, then the process exits 1.
+It executes the leader's steps strictly in order, pushes beside them, and knows nothing else of the world.
+Invariant: it never outlives its leader, and it never goes on after an exception: the leader is told, then the
+process exits 1.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from splash_core.engine.fake import FakeEngine
+from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.ids import RankId
 from splash_core.layout.slots import ArenaMap
@@ -32,7 +34,6 @@ from splash_core.transport.arena_memory import ArenaMemory
 
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.5
-_PUSH_POLL_S = 0.001
 _REPORT_S = 0.25
 
 
@@ -86,6 +87,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,
+        PushLane(pusher, config.link, rank) as lane,
     ):
         address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
         ready = rank_pb2.RankReady(
@@ -97,7 +99,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         )
         link.send(rank_pb2.FromRank(ready=ready))
         _log.info("ready after %.1f s", ready.load_s)
-        _loop(link, engine, pusher, rank, num_ranks=config.num_ranks)
+        run_steps(link, engine, lane, num_ranks=config.num_ranks)
 
 
 class _LoadReports:
@@ -117,20 +119,17 @@ class _LoadReports:
         self._link.send(rank_pb2.FromRank(loading=loading))
 
 
-def _loop(link: RankLink, engine: Engine, pusher: Pusher, rank: RankId, *, num_ranks: int) -> None:
-    """Execute frames until told to stop."""
+def run_steps(link: RankLink, engine: Engine, lane: PushLane, *, num_ranks: int) -> None:
+    """Execute steps until told to stop."""
     while True:
-        message = link.receive(_PUSH_POLL_S if pusher.busy else _IDLE_POLL_S)
-        for report in pusher.finished(rank):
-            link.send(rank_pb2.FromRank(push=report))
+        message = link.receive(_IDLE_POLL_S)
+        lane.check()
         if message is None:
             continue
         kind = message.WhichOneof("message")
         if kind == "step":
             result = engine.step(plan_from_pb(message.step, num_ranks=num_ranks))
             link.send(rank_pb2.FromRank(step=result_to_pb(result)))
-        elif kind == "push":
-            pusher.start(message.push)
         elif kind == "stop":
             return
 

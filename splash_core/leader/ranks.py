@@ -61,6 +61,7 @@ class RankPool:
         self._processes: dict[RankId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: dict[RankId, rank_pb2.RankReady] = {}
+        self._push_lanes: set[RankId] = set()
         self._all_ready = asyncio.Event()
         self._results: dict[RankId, StepResult] = {}
         self._step_done = asyncio.Event()
@@ -201,7 +202,7 @@ class RankPool:
         finally:
             done.cancel()
         if self.failure is None and not event.is_set():
-            have = self._results if self._all_ready.is_set() else self._ready
+            have = self._results.keys() if self._all_ready.is_set() else self._ready.keys() & self._push_lanes
             missing = [rank for rank in range(self._config.num_ranks) if RankId(rank) not in have]
             self.fail(f"rank {', '.join(map(str, missing))} {late()}")
         if self.failure is not None:
@@ -224,8 +225,10 @@ class RankPool:
             kind = message.WhichOneof("message")
             if kind == "ready":
                 self._ready[rank] = message.ready
-                if len(self._ready) == self._config.num_ranks:
-                    self._all_ready.set()
+                self._note_ready()
+            elif kind == "pushes_open":
+                self._push_lanes.add(rank)
+                self._note_ready()
             elif kind == "loading":
                 self._loading[rank] = message.loading
                 entries = self._loading.values()
@@ -242,6 +245,11 @@ class RankPool:
                     future.set_result(message.push)
             elif kind == "failure":
                 self._tasks.append(asyncio.create_task(self._settle(rank, message.failure.error)))
+
+    def _note_ready(self) -> None:
+        """A rank is ready once it has said so and its push lane is connected too."""
+        if len(self._ready) == len(self._push_lanes) == self._config.num_ranks:
+            self._all_ready.set()
 
     async def _settle(self, rank: RankId, error: str) -> None:
         await asyncio.sleep(_SETTLE_S)

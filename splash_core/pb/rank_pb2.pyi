@@ -220,15 +220,17 @@ class ToRank(_message.Message):
     def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ...) -> None: ...
 
 class FromRank(_message.Message):
-    __slots__ = ("ready", "step", "push", "failure", "loading")
+    __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_OPEN_FIELD_NUMBER: _ClassVar[int]
     ready: RankReady
     step: StepResult
     push: PushResult
     failure: RankFailure
     loading: RankLoading
-    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ...) -> None: ...
+    pushes_open: bool
+    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ..., pushes_open: _Optional[bool] = ...) -> None: ...

@@ -2,6 +2,7 @@
 
 The leader binds one ROUTER socket; each rank connects a DEALER whose identity is its number. Messages to
 one rank arrive in the order they were sent, which is what keeps collectives in the same order on all ranks.
+Pushes alone travel on a second connection of each rank, its push lane, so that they need not wait for steps.
 """
 
 from pathlib import Path
@@ -15,6 +16,9 @@ from splash_core.pb import rank_pb2
 
 MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket (107 on Linux, less room for the transport's suffix)."""
+
+PUSH_LANE = "/push"
+"""What the identity of a rank's second connection ends with."""
 
 
 class LeaderLink:
@@ -31,16 +35,17 @@ class LeaderLink:
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     async def send(self, rank: RankId, message: rank_pb2.ToRank) -> None:
-        """Send one frame to a rank; raises `GroupFailed` when the rank is not connected."""
+        """Send one frame to a rank, a push to its push lane; raises `GroupFailed` if not connected."""
+        lane = PUSH_LANE if message.HasField("push") else ""
         try:
-            await self._socket.send_multipart([str(rank).encode(), message.SerializeToString()])
+            await self._socket.send_multipart([f"{rank}{lane}".encode(), message.SerializeToString()])
         except zmq.ZMQError as error:
             raise GroupFailed(f"rank {rank} is not connected: {error}") from error
 
     async def receive(self) -> tuple[RankId, rank_pb2.FromRank]:
         """The next frame from any rank."""
         identity, frame = await self._socket.recv_multipart()
-        return RankId(int(identity)), rank_pb2.FromRank.FromString(frame)
+        return RankId(int(identity.decode().removesuffix(PUSH_LANE))), rank_pb2.FromRank.FromString(frame)
 
     def close(self) -> None:
         """Drop the connection and everything queued."""
@@ -51,10 +56,10 @@ class LeaderLink:
 class RankLink:
     """A rank's end (blocking)."""
 
-    def __init__(self, address: str, rank: RankId) -> None:
+    def __init__(self, address: str, rank: RankId, *, lane: str = "") -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, str(rank).encode())
+        self._socket.setsockopt(zmq.IDENTITY, f"{rank}{lane}".encode())
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(address)

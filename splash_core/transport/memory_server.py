@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict
 
 from splash_core.dist.fd_passing import fetch_fd, fresh_address, listen, same_user, send_fd
+from splash_core.errors import Unavailable
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 
@@ -63,9 +64,21 @@ class MemoryServer:
 
 
 def fetch_memory(address: str, *, timeout_s: float) -> tuple[int, int, KvAbi]:
-    """Fetch `(descriptor, pid of its owner, ABI)` of the memory served at `address`."""
-    if not address.startswith(SCHEME):
-        raise ValueError(f"expected an address that starts with {SCHEME}, got {address!r}")
+    """Fetch `(descriptor, pid of its owner, ABI)` of the memory served at `address`.
+
+    Raises:
+        Unavailable: the address is another transport's, nobody answers there, or in another version's words.
+    """
+    if not address.startswith(f"{SCHEME}@"):
+        raise Unavailable(
+            f"{address!r} is no {SCHEME}@… address: the peer is on another host or uses another transport"
+        )
     fd, note = fetch_fd(address.removeprefix(SCHEME), timeout_s=timeout_s)
-    fields = json.loads(note)
-    return fd, fields["pid"], KvAbi(**fields["abi"])
+    try:
+        fields = json.loads(note)
+        return fd, fields["pid"], KvAbi(**fields["abi"])
+    except (ValueError, KeyError, TypeError) as error:
+        os.close(fd)
+        raise Unavailable(
+            f"{address} describes its memory in unknown words; is it of this version?"
+        ) from error

@@ -172,6 +172,9 @@ class ShmTransport(Transport):
                 raise Conflict(f"the KV at {address} has another ABI: {'; '.join(differences)}")
             num_bytes = os.fstat(fd).st_size
             memory = mmap.mmap(fd, num_bytes)
+        except (OSError, ValueError) as error:
+            # Out of address space or of mappings, or an empty file: one peer's trouble, not this rank's.
+            raise Unavailable(f"the memory at {address} cannot be mapped: {error}") from error
         finally:
             os.close(fd)
         anchor = ctypes.c_char.from_buffer(memory)
