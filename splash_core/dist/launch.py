@@ -29,6 +29,7 @@ from splash_core.dist.shm import ShmComm
 from splash_core.dist.shm_segment import Segment, create_segment
 from splash_core.errors import ConfigError, GroupFailed
 from splash_core.ids import RankId
+from splash_core.obs.lifeline import host_identity
 
 _POLL_S = 0.01
 
@@ -130,7 +131,7 @@ def _open_store(config: LaunchConfig) -> dist.Store:
 def _meet(store: dist.Store, config: LaunchConfig) -> list[_Presence]:
     """Announce this rank, wait for the others, and return everybody's announcement in rank order."""
     mine = _Presence(
-        host=_host_identity(), machine=os.uname().machine, pid=os.getpid(), backend=config.backend.value
+        host=host_identity(), machine=os.uname().machine, pid=os.getpid(), backend=config.backend.value
     )
     store.set(f"rank/{config.rank}", json.dumps(asdict(mine)))
     deadline = time.monotonic() + config.join_timeout_s
@@ -217,12 +218,3 @@ def _gloo_pair(
         return comm
 
     return make(), make()
-
-
-def _host_identity() -> str:
-    """Equal for processes that can share memory and see each other: host, network and pid namespaces."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if not boot.exists():
-        return f"{os.uname().nodename}/{os.getpid()}"
-    spaces = [str(Path(f"/proc/self/ns/{name}").stat().st_ino) for name in ("net", "pid")]
-    return "/".join((boot.read_text().strip(), *spaces))

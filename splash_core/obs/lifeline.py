@@ -8,7 +8,6 @@ process when its parent ends, in whatever way the parent ends.
 import ctypes
 import os
 import signal
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def die_with_parent(parent_pid: int, *, death_signal: signal.Signals = signal.SI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRef:
-    """One process of one boot of one host: a pid alone may be reused, its start time may not."""
+    """One process, for ever: a pid alone may be reused, or mean another process in another container."""
 
     host: str
     pid: int
@@ -38,21 +37,57 @@ class ProcessRef:
         return cls(host=host_identity(), pid=pid, start_ticks=_start_ticks(pid) or 0)
 
     def is_gone(self) -> bool:
-        """True only with proof: same host, and no live process with this pid and start time."""
-        return self.host == host_identity() and _start_ticks(self.pid) != self.start_ticks
+        """True only with proof: seen from where it ran, none of its threads can run any more."""
+        return self.host == host_identity() and not _lives(self.pid, self.start_ticks)
 
 
 def host_identity() -> str:
-    """This boot of this host."""
-    return f"{socket.gethostname()}/{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    """Equal for processes that see each other: one boot of one host, and the same namespaces.
+
+    Pids mean something inside one pid namespace only, start times inside one time namespace, and the sockets
+    over which memory is handed out inside one network namespace.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if not boot.exists():
+        # Not Linux: nothing is shared, nothing is proven.
+        return f"{os.uname().nodename}/{os.getpid()}"
+    spaces = [Path(f"/proc/self/ns/{name}") for name in ("net", "pid", "time")]
+    inodes = [str(space.stat().st_ino) if space.exists() else "-" for space in spaces]
+    return "/".join((boot.read_text().strip(), *inodes))
 
 
-def _start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat; None when the process is gone or a zombie (it runs no code any more)."""
+def _stat(pid: int) -> list[str] | None:
+    """/proc/PID/stat from its third field (the state) on; None if there is no such process to see."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command name is in parentheses and may contain anything; fields count from behind it.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+    return stat.rpartition(")")[2].split()
+
+
+def _start_ticks(pid: int) -> int | None:
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def _lives(pid: int, start_ticks: int) -> bool:
+    """May the process that started then still run code? A zombie does, while it has other threads."""
+    fields = _stat(pid)
+    if fields is None:
+        # /proc may hide other users' processes; a signal finds them.
+        return _can_be_signalled(pid)
+    state, num_threads, started = fields[0], int(fields[17]), int(fields[19])
+    if started != start_ticks:
+        return False
+    return state not in ("Z", "X") or num_threads > 1
+
+
+def _can_be_signalled(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -4,10 +4,12 @@ import dataclasses
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
+import pytest
 
-from splash_core.obs.lifeline import ProcessRef
+from splash_core.obs.lifeline import ProcessRef, host_identity
 
 _PARENT = """
 import subprocess, sys, os
@@ -67,3 +69,47 @@ def test_gone_needs_proof() -> None:
     process.wait()
     assert ref.is_gone()
     assert not dataclasses.replace(ref, host="another/boot").is_gone()
+
+
+def test_a_process_of_another_pid_namespace_is_never_proven_gone() -> None:
+    spaces = [Path(f"/proc/self/ns/{name}").stat().st_ino for name in ("net", "pid", "time")]
+    assert host_identity().split("/")[1:] == [str(inode) for inode in spaces]
+    process = subprocess.Popen(["true"])
+    ref = ProcessRef.of(process.pid)
+    process.wait()
+    assert ref.is_gone()
+    boot, net, pid, time = ref.host.split("/")
+    assert not dataclasses.replace(ref, host="/".join((boot, net, str(int(pid) + 1), time))).is_gone()
+
+
+# The main thread ends by itself (the raw system call of one thread), the other one lives on.
+_HEADLESS = """
+import ctypes, os, sys, threading
+def live_on():
+    sys.stdin.buffer.raw.read(1)
+    os._exit(0)
+threading.Thread(target=live_on, daemon=True).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+def test_a_process_whose_main_thread_has_ended_lives_while_another_runs() -> None:
+    process = subprocess.Popen([sys.executable, "-c", _HEADLESS], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    ref, seen = ProcessRef.of(process.pid), psutil.Process(process.pid)
+    try:
+        while seen.status() != psutil.STATUS_ZOMBIE:
+            os.sched_yield()
+        assert not ref.is_gone()
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert ref.is_gone()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_proc_hides_is_not_proven_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = ProcessRef.of(os.getpid())
+    monkeypatch.setattr("splash_core.obs.lifeline._stat", lambda pid: None)
+    assert not ref.is_gone()
