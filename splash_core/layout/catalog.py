@@ -68,7 +68,7 @@ def catalog_of_memory(account: MemoryAccount) -> Mapping[Layout, Verdict]:
 
 
 def _indivisible(spec: ModelSpec, rule: LayoutRule, num_ranks: int) -> InfeasibleLayout | None:
-    if not rule.borrows or can_shard(spec, num_ranks):
+    if not rule.shards or can_shard(spec, num_ranks):
         return None
     nearest = max(ranks for ranks in range(1, num_ranks) if can_shard(spec, ranks))
     return InfeasibleLayout(

@@ -88,9 +88,14 @@ class LayoutRule:
     history: KvHistory
 
     @property
-    def borrows(self) -> bool:
-        """True when some projection is sharded, so that its borrowed slots hold KV pages."""
+    def shards(self) -> bool:
+        """True when some projection is sharded, so that the heads must split evenly over the ranks."""
         return any(kind is Projection.SHARDED for kind in self.projections.values())
+
+    @property
+    def borrows(self) -> bool:
+        """True when KV pages may lie in borrowed slots: no projection is replicated over any of them."""
+        return all(kind is Projection.SHARDED for kind in self.projections.values())
 
     def placement(self, *, num_ranks: int, owner: RankId, rotation: int) -> KvPlacement:
         """The placement of a request whose preferred owner is `owner`."""

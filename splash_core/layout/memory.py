@@ -85,7 +85,7 @@ class MemoryAccount:
 
     def can_run(self, layout: Layout) -> bool:
         """False when the layout shards heads that do not split over the ranks."""
-        return can_shard(self.spec, self.num_ranks) or not RULES[layout].borrows
+        return can_shard(self.spec, self.num_ranks) or not RULES[layout].shards
 
     def weights_bytes(self, layout: Layout) -> int:
         """W_A·f: the projections that a rank keeps, all layers, each matrix by its own placement."""
@@ -177,9 +177,6 @@ class MemoryAccount:
         return -(-max(place.end for place in places.values()) // self.page_bytes)
 
     def _borrowed_pages(self, layout: Layout, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
-        kinds = RULES[layout].projections
-        return sum(
-            len(place.borrowed)
-            for (_, matrix), place in places.items()
-            if kinds[matrix] is Projection.SHARDED
-        )
+        if not RULES[layout].borrows:
+            return 0
+        return sum(len(place.borrowed) for place in places.values())

@@ -49,7 +49,6 @@ def _kind(before: Layout, after: Layout, ranks: int) -> SwitchKind:
         layout_to=after,
         epoch=Epoch(1),
         weight_bytes_per_layer=1,
-        num_layers=1,
         staging_bytes=1 << 30,
     )
     if not isinstance(manifest, SwitchManifest):

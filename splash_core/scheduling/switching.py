@@ -176,7 +176,12 @@ class Switcher:
         )
 
     def _call_planner(
-        self, wanted: Mapping[PageId, tuple[RankId, ...]], layout: Layout, epoch: int
+        self,
+        wanted: Mapping[PageId, tuple[RankId, ...]],
+        layout: Layout,
+        epoch: int,
+        *,
+        avoid_borrowed: bool = False,
     ) -> SwitchManifest | Refusal:
         arena = self._residency.table.arena
         return plan_switch(
@@ -186,8 +191,8 @@ class Switcher:
             layout_to=layout,
             epoch=Epoch(epoch),
             weight_bytes_per_layer=arena.gather_bytes_per_layer,
-            num_layers=arena.num_layers,
             staging_bytes=self._config.staging_bytes,
+            avoid_borrowed=avoid_borrowed,
         )
 
     def _wanted(
@@ -226,7 +231,9 @@ class Switcher:
         for projected in (True, False):
             owners = self._relocation_owners(landed, projected=projected)
             wanted = self._wanted(landed, present.rule, owners)
-            planned = self._call_planner(wanted, present.layout, present.epoch)
+            planned = self._call_planner(
+                wanted, present.layout, present.epoch, avoid_borrowed=self._residency.avoid_borrowed
+            )
             if isinstance(planned, SwitchManifest):
                 self._residency.table.apply(planned)
                 for sequence in landed:

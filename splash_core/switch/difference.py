@@ -34,11 +34,6 @@ class Difference:
     kv: Primitive
 
 
-def allows_borrowed(layout: Layout) -> bool:
-    """True when no projection is replicated, so that borrowed slots may hold pages."""
-    return all(kind is Projection.SHARDED for kind in RULES[layout].projections.values())
-
-
 def weights_primitive(layout_from: Layout, layout_to: Layout, *, num_ranks: int) -> Primitive:
     """What supplies the projections: an all-gather where some matrix becomes replicated."""
     before, after = RULES[layout_from].projections, RULES[layout_to].projections

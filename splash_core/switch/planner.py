@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.ids import Epoch, PageId, RankId, SlotId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import RULES, Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.switch.chunks import ChunkScheduler, Need, SlotKey
-from splash_core.switch.difference import Difference, allows_borrowed, find_difference, weights_primitive
+from splash_core.switch.difference import Difference, find_difference, weights_primitive
 from splash_core.switch.evacuation import evacuate, pack
 from splash_core.switch.manifest import Chunk, Primitive, Refusal, SlotRef, SwitchManifest
 
@@ -27,8 +27,8 @@ def plan_switch(
     layout_to: Layout,
     epoch: Epoch,
     weight_bytes_per_layer: int,
-    num_layers: int,
     staging_bytes: int,
+    avoid_borrowed: bool = False,
 ) -> SwitchManifest | Refusal:
     """Plan how a group gets from what it holds to what is wanted.
 
@@ -40,14 +40,15 @@ def plan_switch(
         layout_to: the destination; equal to `layout_from` for a relocation.
         epoch: the layout epoch after the switch.
         weight_bytes_per_layer: bytes that a rank receives per layer if projections are gathered.
-        num_layers: L.
         staging_bytes: what a rank may receive, and send, in one chunk.
+        avoid_borrowed: move nothing into borrowed slots, though pages may stay there: a switch that needs
+            them empty is waiting.
     """
-    allow_borrowed = allows_borrowed(layout_to)
+    allow_borrowed = RULES[layout_to].borrows
     weights = weights_primitive(layout_from, layout_to, num_ranks=table.num_ranks)
-    slice_bytes = table.arena.slot_bytes // num_layers
+    slice_bytes = table.arena.layer_slice_bytes
     difference = find_difference(table, wanted, allow_borrowed=allow_borrowed)
-    plan = _Plan(table, difference, allow_borrowed=allow_borrowed)
+    plan = _Plan(table, difference, forbid=not allow_borrowed, avoid=avoid_borrowed)
     problem = plan.problem() or plan.schedule(slice_bytes=slice_bytes, staging_bytes=staging_bytes)
     if problem is not None:
         return problem.refusal(layout_from, layout_to)
@@ -87,13 +88,15 @@ class _Problem:
 class _Plan:
     """One attempt: needs, the slots that may take them, and the chunks once `schedule` succeeded."""
 
-    def __init__(self, table: PageTable, difference: Difference, *, allow_borrowed: bool) -> None:
+    def __init__(self, table: PageTable, difference: Difference, *, forbid: bool, avoid: bool) -> None:
         self._table = table
         self._difference = difference
+        self._forbid = forbid
         self._ranks = tuple(RankId(rank) for rank in range(table.num_ranks))
         self._inflow = Counter(need.dst for need in difference.needs)
         self._readers = Counter(need.source for need in difference.needs)
-        self._kinds = (False, True) if allow_borrowed else (False,)
+        # Kinds of slots that pages may move to: ordinary ones, and borrowed ones.
+        self._kinds = (False,) if forbid or avoid else (False, True)
         self.boundary: tuple[Chunk, ...] = ()
         self.layered: tuple[Chunk, ...] = ()
 
@@ -161,7 +164,7 @@ class _Plan:
         return tuple(received[rank] * slice_bytes for rank in self._ranks)
 
     def _is_forbidden(self, key: SlotKey) -> bool:
-        return len(self._kinds) == 1 and self._table.pools[key[0]].is_borrowed(key[1])
+        return self._forbid and self._table.pools[key[0]].is_borrowed(key[1])
 
     def _of_kind(self, keys: frozenset[SlotKey], rank: RankId, *, borrowed: bool) -> list[SlotId]:
         pool = self._table.pools[rank]

@@ -33,7 +33,6 @@ class Case:
             layout_to=self.layout_to,
             epoch=Epoch(7),
             weight_bytes_per_layer=WEIGHT_BYTES,
-            num_layers=self.table.arena.num_layers,
             staging_bytes=self.staging_bytes,
         )
 

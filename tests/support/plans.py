@@ -125,7 +125,6 @@ class PlanBuilder:
             layout_to=layout,
             epoch=Epoch(self.epoch + 1),
             weight_bytes_per_layer=self.arena.gather_bytes_per_layer,
-            num_layers=self.arena.num_layers,
             staging_bytes=1 << 28,
         )
         assert not isinstance(manifest, Refusal), manifest

@@ -234,6 +234,41 @@ def test_leased_pages_stay_through_a_switch_and_are_relocated_after_landing() ->
     group.assert_empty()
 
 
+def test_a_relocation_keeps_out_of_borrowed_slots_while_a_switch_waits_for_them() -> None:
+    group = ToyGroup(role=Role.DECODE, layout=Layout.CP, arena=arena_of(num_ranks=2, ordinary=7, borrowed=6))
+    early = group.reserve([1, 2, 3, 4, 5, 6, 7], output(2))
+    assert early is not None
+    group.claim(early)
+    group.scheduler.request_switch(Layout.DOP)
+    group.step()
+    # Running histories fill the ordinary slots that leases leave, and grow into borrowed ones.
+    for _ in range(2):
+        grant = group.reserve([1, 2, 3, 4], output(9))
+        assert grant is not None
+        group.claim(grant)
+        group.write(grant)
+        group.land(grant)
+    for _ in range(7):
+        group.step()
+    borrowed = set(group.arena.borrowed)
+    assert group.scheduler.audit().borrowed_pages_used > 0
+    assert isinstance(group.scheduler.request_switch(Layout.DP), SwitchDeferred)
+    group.write(early)
+    group.land(early)
+    group.begin()
+    assert group.plan is not None
+    manifest = group.plan.manifest
+    assert manifest is not None
+    assert manifest.layout_to == Layout.DOP
+    assert manifest.moves
+    assert not borrowed.intersection(move.dst_slot for move in manifest.moves)
+    group.end()
+    group.run()
+    for request in group.requests.values():
+        request.check()
+    group.assert_empty()
+
+
 def test_landed_sequences_share_a_relocation_but_not_with_a_switch() -> None:
     group = ToyGroup(role=Role.DECODE, layout=Layout.TP, arena=arena_of(num_ranks=2, ordinary=20))
     grants = [group.reserve([1, 2, 3], output(3)) for _ in range(3)]

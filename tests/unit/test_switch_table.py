@@ -84,7 +84,6 @@ def plan(
         layout_to=after,
         epoch=Epoch(1),
         weight_bytes_per_layer=1000,
-        num_layers=3,
         staging_bytes=STAGING,
     )
 
@@ -214,7 +213,6 @@ def test_staging_below_one_page_refuses_an_evacuation() -> None:
         layout_to=DP,
         epoch=Epoch(1),
         weight_bytes_per_layer=0,
-        num_layers=3,
         staging_bytes=3 * LAYER_BYTES - 1,
     )
     assert isinstance(refusal, Refusal)
