@@ -83,7 +83,9 @@ class GroupSettings(WorkerSettings):
         "", "Layout at start; default TP for prefill, DP for decode.", choices=("", *LAYOUTS)
     )
     port: int = setting(0, "gRPC port; 0 takes a free one.")
-    advertise: str = setting("", "HOST:PORT at which other groups reach this one; default: host and port.")
+    advertise: str = setting(
+        "", "HOST:PORT at which other groups reach this one; default: host (its name if any) and port."
+    )
     nnodes: int = setting(1, "Hosts that the group's ranks are spread over; only 1 is served so far.")
     node_rank: int = setting(0, "Which of those hosts this is; 0 runs the leader.")
     rendezvous: str = setting("", "HOST:PORT of node 0's leader, for groups over several hosts.")

@@ -17,6 +17,17 @@ from splash_core.transport.arena_memory import ArenaMemory
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 
+def launch_config(config: RankConfig, rank: RankId) -> LaunchConfig:
+    """How a rank joins its group; the operator's timeouts hold inside collectives too."""
+    return LaunchConfig(
+        rank=rank,
+        num_ranks=config.num_ranks,
+        rendezvous=config.rendezvous,
+        join_timeout_s=config.start_timeout_s,
+        collective_timeout_s=config.step_timeout_s,
+    )
+
+
 @contextmanager
 def loaded_engine(
     config: RankConfig,
@@ -38,8 +49,7 @@ def loaded_engine(
         progress: called with (bytes read, bytes to read).
     """
     torch.set_num_threads(config.threads)
-    launch = LaunchConfig(rank=rank, num_ranks=config.num_ranks, rendezvous=config.rendezvous)
-    with rank_comms(launch) as comms:
+    with rank_comms(launch_config(config, rank)) as comms:
         yield RankEngine.load(
             Path(config.checkpoint),
             spec=spec,

@@ -1,14 +1,16 @@
-"""What this process may use of its host: cores and memory, container limits included.
+"""What this process may use of its host, container limits included, and what others call that host.
 
 A container's cgroup allows less than the host has; sizing by the host gets the container killed.
 """
 
 import os
+import socket
 from pathlib import Path
 
 import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
+_ANY = ("0.0.0.0", "::", "[::]")
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
@@ -32,6 +34,24 @@ def free_memory(cgroup: Path = CGROUP) -> int:
 def threads_per_rank(ranks_on_host: int, cgroup: Path = CGROUP) -> int:
     """Threads of one rank: the usable cores shared among all ranks of the host, at least 1."""
     return max(1, usable_cores(cgroup) // max(1, ranks_on_host))
+
+
+def reachable_host(listening: str) -> str:
+    """What to tell others of a server that listens at host `listening`: this host's name for "any address".
+
+    A host without a name that resolves is told as its loopback, which serves groups beside this one.
+    """
+    if listening not in _ANY:
+        return listening
+    for name in (socket.getfqdn(), socket.gethostname()):
+        if name.startswith("localhost"):
+            continue
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            continue
+        return name
+    return "127.0.0.1"
 
 
 def _read(path: Path) -> str:

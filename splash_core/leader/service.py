@@ -25,12 +25,13 @@ import grpc.aio
 from splash_core.errors import ConfigError, GroupFailed
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.control import ControlServicer
-from splash_core.leader.host import threads_per_rank
+from splash_core.leader.host import reachable_host, threads_per_rank
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.pace import StepPace
 from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
 from splash_core.pb import control_pb2_grpc, rank_pb2
+from splash_core.rpc.channels import MAX_MESSAGE_BYTES
 from splash_core.rpc.link import LeaderLink, ipc_address
 from splash_core.rpc.rank_config import RankConfig
 
@@ -38,7 +39,6 @@ _log = logging.getLogger("splash.leader")
 _FAREWELL_S = 1.0
 """After a failure, how long open calls get to carry the error to their callers."""
 _MAX_FOLDER = 80
-MAX_MESSAGE_BYTES = 512 << 20
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -101,7 +101,7 @@ class GroupProcess:
             loop.add_signal_handler(name, asked.set)
         link = LeaderLink(ipc_address(self._socket_dir))
         ranks = RankPool(
-            self._rank_config(link.address), link, folder=self._folder, on_loading=self._tell_progress
+            self.rank_config(link.address), link, folder=self._folder, on_loading=self._tell_progress
         )
         leader = self._leader(ranks)
         control = ControlServicer(self._blueprint, leader)
@@ -144,7 +144,7 @@ class GroupProcess:
         except GroupFailed as error:
             leader.fail(error)
             return 1
-        phase.ready(ready, settings.advertise or self.address)
+        phase.ready(ready, settings.advertise or self._reachable())
         control.ranks_ready(ready)
         running = asyncio.create_task(leader.run())
         self._announce()
@@ -191,6 +191,11 @@ class GroupProcess:
         self.address = wanted if wanted.startswith("unix:") else f"{settings.host}:{port}"
         await server.start()
 
+    def _reachable(self) -> str:
+        """Our address as other groups may use it: nobody can connect to "any address" of another host."""
+        host, colon, port = self.address.rpartition(":")
+        return self.address if self.address.startswith("unix:") else f"{reachable_host(host)}{colon}{port}"
+
     def _tell_progress(self, done_bytes: int, total_bytes: int) -> None:
         """Whoever waits for the start may read how far the weights are."""
         self._progress_file.write_text(f"{done_bytes} {total_bytes}")
@@ -202,7 +207,8 @@ class GroupProcess:
         draft.rename(self._ready_file)
         _log.info("ready on %s, layout %s", self.address, self._blueprint.layout)
 
-    def _rank_config(self, link: str) -> RankConfig:
+    def rank_config(self, link: str) -> RankConfig:
+        """What the ranks are told; `link` is the leader's address for them."""
         blueprint, settings = self._blueprint, self._blueprint.settings
         # A fresh file in each life of the group: old entries would name ranks that are gone.
         meeting = f"meet-{blueprint.incarnation}"
@@ -222,5 +228,7 @@ class GroupProcess:
             log_dir=str(self._folder),
             log_format=settings.log_format,
             threads=threads_per_rank(settings.host_ranks or settings.ranks),
+            start_timeout_s=settings.start_timeout_s,
+            step_timeout_s=settings.step_timeout_s,
             fake_step_s=settings.fake_step_s,
         )

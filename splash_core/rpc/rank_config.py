@@ -39,6 +39,10 @@ class RankConfig:
     log_dir: str
     log_format: str
     threads: int
+    start_timeout_s: float
+    """For all ranks to come together."""
+    step_timeout_s: float
+    """The longest wait for a peer inside one collective: no step may last longer."""
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
 
