@@ -30,8 +30,9 @@ from splash_core.switch.handoff import HandoffWrite, LandingPage, plan_handoff
 
 _log = logging.getLogger("splash.prefill.handoff")
 _RPC_TIMEOUT_S = 10.0
-_ABANDON_RETRIES = 60
-_ABANDON_PAUSE_S = 1.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+"""Pauses between two tries to abandon grow from the first to the longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +121,18 @@ class Handoff:
             raise Unavailable(f"decode group {self._partner.group} refused the handoff: {ack.reason}")
         self.completed = True
 
-    async def end(self) -> None:
-        """Wait until our writes are quiet, and abandon the lease unless it was completed."""
+    async def quiet(self) -> None:
+        """Wait until nothing of this handoff is read or written any more."""
         if self._push is not None:
             await asyncio.gather(self._push, return_exceptions=True)
+
+    async def end(self) -> None:
+        """Wait until our writes are quiet, and abandon the lease unless it was completed.
+
+        Returns when decode has answered, whatever it said: it may be another incarnation, or hold the lease
+        no more. Until then it is told again and again, for our silence would quarantine its pages for good.
+        """
+        await self.quiet()
         if self._claim is None or self.completed or self._ranks.failure is not None:
             # Of a failed group decode waits for proof that its ranks are dead; our word would come too early.
             return
@@ -134,15 +143,16 @@ class Handoff:
             incarnation=self._lease.incarnation,
             writer=self._writer.incarnation,
         )
-        for _ in range(_ABANDON_RETRIES):
+        pause_s = _FIRST_PAUSE_S
+        while True:
             try:
                 await self._partner.decode.AbandonHandoff(message, timeout=_RPC_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 _log.info("lease %s is not abandoned yet: %s", self._lease.lease, error.details())
-                await asyncio.sleep(_ABANDON_PAUSE_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
             else:
                 return
-        _log.error("gave up abandoning lease %s: its decode group is gone", self._lease.lease)
 
     async def _send_claim(self) -> None:
         claim = decode_pb2.LeaseClaim(

@@ -47,7 +47,11 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     async def close(self) -> None:
         """Wait for handoffs that are being ended, then close connections."""
         if self._endings:
-            await asyncio.wait(self._endings, timeout=5.0)
+            _, left = await asyncio.wait(self._endings, timeout=5.0)
+            # Decode does not answer. It will see that our ranks are dead.
+            for ending in left:
+                ending.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
         await self._partners.close()
 
     async def Run(
@@ -62,11 +66,14 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
 
     async def _run(self, request: prefill_pb2.PrefillRequest) -> prefill_pb2.PrefillResult:
         self._leader.check_open()
+        self._check_room(len(request.prompt))
         sampling = sampling_from_pb(request.sampling)
         if not request.HasField("lease") and sampling.max_tokens > 0:
             raise InvalidRequest("a prefill without a lease only scores a prompt: max_tokens must be 0")
-        self._check_room(len(request.prompt))
         handoff = await self._open_handoff(request)
+        # Meeting a decode group may take seconds, in which this one may have ended or filled up.
+        self._leader.check_open()
+        self._check_room(len(request.prompt))
         began = time.monotonic()
         seq: SeqId | None = None
         try:
@@ -126,8 +133,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         """Free what the request holds on both sides, once nothing of it is being read or written."""
 
         async def end() -> None:
-            await handoff.end()
+            # Our own pages are free as soon as nothing reads them, though decode may not hear of it for long.
+            await handoff.quiet()
             self._drop(seq)
+            await handoff.end()
 
         ending = asyncio.create_task(end())
         self._endings.add(ending)

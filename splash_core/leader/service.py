@@ -32,6 +32,7 @@ from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
 from splash_core.pb import control_pb2_grpc, rank_pb2
 from splash_core.rpc.channels import MAX_MESSAGE_BYTES
+from splash_core.rpc.keepalive import server_keepalive
 from splash_core.rpc.link import LeaderLink, ipc_address
 from splash_core.rpc.rank_config import RankConfig
 
@@ -43,6 +44,7 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    *server_keepalive(),
 )
 
 

@@ -36,6 +36,7 @@ class Decode:
         self._said = said
         self.claim = decode_pb2.HandoffAck(accepted=True)
         self.completion = decode_pb2.HandoffAck(accepted=True)
+        self.abandonment = decode_pb2.HandoffAck(accepted=True)
         self.abandon_failures = 0
         self.completed: decode_pb2.HandoffComplete | None = None
 
@@ -60,7 +61,7 @@ class Decode:
                 grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away", ""
             )
         self._said.append("abandon")
-        return decode_pb2.HandoffAck(accepted=True)
+        return self.abandonment
 
 
 class Ranks:
@@ -219,12 +220,39 @@ def test_a_failed_group_says_nothing_because_its_ranks_may_still_be_dying() -> N
     _run(scenario)
 
 
-def test_an_abandon_that_does_not_arrive_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandon_is_said_again_until_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.decode.abandon_failures = 2
+        scene.decode.abandon_failures = 200
         scene.handoff.start_claim()
         await scene.handoff.end()
         assert scene.said == ["claim", "abandon"]
 
-    monkeypatch.setattr("services.prefill.handoff._ABANDON_PAUSE_S", 0.0)
+    monkeypatch.setattr("services.prefill.handoff._FIRST_PAUSE_S", 0.0)
+    _run(scenario)
+
+
+def test_pauses_between_abandons_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            pauses.append(seconds)
+
+    async def scenario(scene: Scene) -> None:
+        scene.decode.abandon_failures = 9
+        scene.handoff.start_claim()
+        await scene.handoff.end()
+
+    monkeypatch.setattr("services.prefill.handoff.asyncio.sleep", sleep)
+    _run(scenario)
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
+
+
+def test_another_incarnation_ends_the_abandoning() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.decode.abandonment = decode_pb2.HandoffAck(accepted=False, reason="incarnation i is not j")
+        scene.handoff.start_claim()
+        await scene.handoff.end()
+        assert scene.said == ["claim", "abandon"]
+
     _run(scenario)

@@ -1,0 +1,176 @@
+"""What a prefill request may hold when its group ends, or its decode group cannot be reached."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc.aio
+import pytest
+
+from services.prefill.partners import Partner, Partners
+from services.prefill.servicer import PrefillService
+from splash_core.errors import GroupFailed, SplashError, Unavailable
+from splash_core.ids import RankId, RequestId, SeqId, SlotId
+from splash_core.layout.ownership import PageCopy
+from splash_core.leader.build import GroupBlueprint
+from splash_core.leader.leader import GroupLeader, Stream
+from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
+from splash_core.rpc.codec import sampling_to_pb
+from splash_core.scheduling.events import PrefilledEvent
+from splash_core.spec.request import SamplingParams
+
+LEASE = common_pb2.Lease(
+    lease="i/1", attempt=1, incarnation="i", pages=[common_pb2.LandingPage(index=0, rank=0, slot=9)]
+)
+REQUEST = prefill_pb2.PrefillRequest(
+    request_id="r", prompt=[1, 2, 3], sampling=sampling_to_pb(SamplingParams(max_tokens=4)), lease=LEASE
+)
+
+
+class Leader:
+    """A group whose one sequence is prefilled at once; counts what is added and dropped."""
+
+    def __init__(self) -> None:
+        self.failure: SplashError | None = None
+        self.added = 0
+        self.dropped: list[SeqId] = []
+        self.pending_push_bytes = 0
+        self.scheduler = SimpleNamespace(
+            snapshot=lambda: SimpleNamespace(waiting=()),
+            count=lambda state: 0,
+            add=self._add,
+            copies=lambda seq: ((PageCopy(rank=RankId(0), slot=SlotId(3), generation=0),),),
+        )
+        self.pushed = asyncio.Event()
+        self.quiet = asyncio.Event()
+        self.ranks = SimpleNamespace(failure=None, push=self._push)
+
+    def check_open(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def open_stream(self, seq: SeqId) -> Stream:
+        stream = Stream()
+        stream.put(
+            PrefilledEvent(
+                seq=seq, request_id=RequestId("r"), first_token=7, first_logprobs=None, prompt_logprobs=()
+            )
+        )
+        return stream
+
+    def cancel(self, seq: SeqId) -> None:
+        self.dropped.append(seq)
+
+    def _add(self, request_id: str, prompt: tuple[int, ...], sampling: object) -> SeqId:
+        del request_id, prompt, sampling
+        self.added += 1
+        return SeqId(self.added)
+
+    async def _push(self, orders: object, *, timeout_s: float) -> list[Any]:
+        del orders, timeout_s
+        self.pushed.set()
+        await self.quiet.wait()
+        return []
+
+
+class Decode:
+    """A decode group that takes every claim and is away when one is to be abandoned."""
+
+    def __init__(self) -> None:
+        self.abandons = 0
+        self.reachable = False
+
+    async def ClaimLease(self, message: decode_pb2.LeaseClaim, timeout: float) -> decode_pb2.HandoffAck:
+        del message, timeout
+        return decode_pb2.HandoffAck(accepted=True)
+
+    async def AbandonHandoff(
+        self, message: decode_pb2.HandoffAbandon, timeout: float
+    ) -> decode_pb2.HandoffAck:
+        del message, timeout
+        self.abandons += 1
+        if self.reachable:
+            return decode_pb2.HandoffAck(accepted=True)
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away", ""
+        )
+
+
+class Context:
+    """A call whose error is raised to the test."""
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> None:
+        del code, details, trailing_metadata
+
+
+CONTEXT = cast("grpc.aio.ServicerContext", Context())
+
+
+def service(leader: Leader) -> PrefillService:
+    settings = SimpleNamespace(queue_requests=8, queue_tokens=100, push_timeout_s=1.0)
+    blueprint = SimpleNamespace(
+        abi=None,
+        group="prefill-0",
+        incarnation="w",
+        settings=settings,
+        arena=SimpleNamespace(slot_bytes=8),
+    )
+    return PrefillService(cast("GroupBlueprint", blueprint), cast("GroupLeader", leader))
+
+
+def partner(decode: Decode) -> Partner:
+    return Partner(
+        group="decode-0",
+        incarnation="i",
+        ranks={RankId(0): common_pb2.RankAddress(rank=0)},
+        decode=cast("decode_pb2_grpc.DecodeStub", decode),
+    )
+
+
+@pytest.mark.parametrize("error", [GroupFailed("rank 1 died"), Unavailable("the group is draining")])
+def test_a_group_that_ends_while_a_partner_is_met_is_not_joined(
+    monkeypatch: pytest.MonkeyPatch, error: SplashError
+) -> None:
+    async def main() -> None:
+        leader = Leader()
+
+        async def meet(self: Partners, lease: common_pb2.Lease) -> Partner:
+            del self, lease
+            leader.failure = error
+            return partner(Decode())
+
+        monkeypatch.setattr(Partners, "meet", meet)
+        with pytest.raises(type(error), match=str(error)):
+            await service(leader).Run(REQUEST, CONTEXT)
+        assert leader.added == 0
+
+    asyncio.run(main())
+
+
+def test_pages_are_free_once_nothing_reads_them_though_decode_cannot_be_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        leader, decode = Leader(), Decode()
+
+        async def meet(self: Partners, lease: common_pb2.Lease) -> Partner:
+            del self, lease
+            return partner(decode)
+
+        monkeypatch.setattr(Partners, "meet", meet)
+        monkeypatch.setattr("services.prefill.handoff._FIRST_PAUSE_S", 0.0)
+        prefill = service(leader)
+        running = asyncio.ensure_future(prefill.Run(REQUEST, CONTEXT))
+        await leader.pushed.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert leader.dropped == []
+        leader.quiet.set()
+        while decode.abandons < 3:
+            await asyncio.sleep(0)
+        assert leader.dropped == [SeqId(1)]
+        decode.reachable = True
+        await prefill.close()
+        assert leader.dropped == [SeqId(1)]
+
+    asyncio.run(main())
