@@ -14,12 +14,13 @@ from torch import Tensor
 from splash_core.attention.base import LayoutAttention
 from splash_core.attention.batch import Batch
 from splash_core.attention.context import RankContext
+from splash_core.layout.shares import balanced_range
 from splash_core.model.embedding import embed_partial
 from splash_core.model.logits import logits_partial
 from splash_core.model.mlp import dense_ffn
 from splash_core.model.moe import moe_ffn
 from splash_core.model.norm import rms_norm
-from splash_core.model.shards import DenseShard, balanced_range
+from splash_core.model.shards import DenseShard
 
 
 def hidden_rows(

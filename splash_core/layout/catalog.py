@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from splash_core.layout.layout import RULES, KvHistory, Layout, LayoutRule
+from splash_core.layout.capacity import Capacity
+from splash_core.layout.layout import RULES, Layout, LayoutRule
 from splash_core.layout.memory import MemoryAccount
 from splash_core.layout.slots import ArenaMap, can_shard
 from splash_core.spec.model import ModelSpec
@@ -42,10 +43,7 @@ def catalog_of_arena(spec: ModelSpec, arena: ArenaMap) -> Mapping[Layout, Verdic
     """What the layouts can do in a given arena: the account of a running group."""
     verdicts: dict[Layout, Verdict] = {}
     for layout, rule in RULES.items():
-        pages = len(arena.ordinary) + (len(arena.borrowed) if rule.borrows else 0)
-        verdicts[layout] = _indivisible(spec, rule, arena.num_ranks) or _holds(
-            spec, rule, pages=pages, num_ranks=arena.num_ranks, page_size=arena.page_size
-        )
+        verdicts[layout] = _indivisible(spec, rule, arena.num_ranks) or _holds(spec, Capacity.of(arena, rule))
     return MappingProxyType(verdicts)
 
 
@@ -56,13 +54,7 @@ def catalog_of_memory(account: MemoryAccount) -> Mapping[Layout, Verdict]:
         verdicts[layout] = (
             _indivisible(account.spec, rule, account.num_ranks)
             or _too_large(account, layout)
-            or _holds(
-                account.spec,
-                rule,
-                pages=account.pool_pages(layout),
-                num_ranks=account.num_ranks,
-                page_size=account.page_size,
-            )
+            or _holds(account.spec, account.capacity(layout))
         )
     return MappingProxyType(verdicts)
 
@@ -91,12 +83,9 @@ def _too_large(account: MemoryAccount, layout: Layout) -> InfeasibleLayout | Non
     )
 
 
-def _holds(
-    spec: ModelSpec, rule: LayoutRule, *, pages: int, num_ranks: int, page_size: int
-) -> FeasibleLayout:
-    replicated, striped = rule.history is KvHistory.ALL, rule.history is KvHistory.STRIPED
+def _holds(spec: ModelSpec, capacity: Capacity) -> FeasibleLayout:
     return FeasibleLayout(
-        layout=rule.layout,
-        distinct_tokens=Tokens(pages * page_size * (1 if replicated else num_ranks)),
-        longest_context=Tokens(min(pages * page_size * (num_ranks if striped else 1), spec.max_positions)),
+        layout=capacity.rule.layout,
+        distinct_tokens=Tokens(capacity.distinct_tokens),
+        longest_context=Tokens(min(capacity.longest_request, spec.max_positions)),
     )

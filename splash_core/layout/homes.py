@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from splash_core.ids import RankId
 from splash_core.layout.layout import KvHistory
+from splash_core.layout.shares import balanced_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,10 @@ def assign_homes(
     return tuple(tuple(ranges) for ranges in homes)
 
 
-def even_counts(total: int, parts: int) -> tuple[int, ...]:
-    """`total` split in order into `parts` counts that differ by at most one."""
-    small, larger = divmod(total, parts)
-    return tuple(small + (part < larger) for part in range(parts))
-
-
 def _spread_evenly(homes: list[list[RowRange]], row_counts: Sequence[int]) -> None:
-    room = list(even_counts(sum(row_counts), len(homes)))
+    total = sum(row_counts)
+    bounds = (balanced_range(total, len(homes), rank) for rank in range(len(homes)))
+    room = [end - start for start, end in bounds]
     rank = 0
     for index, count in enumerate(row_counts):
         first = 0
@@ -87,12 +84,11 @@ def _spread_evenly(homes: list[list[RowRange]], row_counts: Sequence[int]) -> No
 
 def _zigzag(homes: list[list[RowRange]], index: int, count: int) -> None:
     num_ranks = len(homes)
-    first = 0
-    for piece, size in enumerate(even_counts(count, 2 * num_ranks)):
+    for piece in range(2 * num_ranks):
+        first, end = balanced_range(count, 2 * num_ranks, piece)
         rank = piece if piece < num_ranks else 2 * num_ranks - 1 - piece
-        if size:
-            homes[rank].append(RowRange(index, first, size))
-        first += size
+        if first < end:
+            homes[rank].append(RowRange(index, first, end - first))
 
 
 def _at_writers(homes: list[list[RowRange]], index: int, rows: RowsOfSequence, page_size: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.ids import PageId, RankId
+from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, KvHistory, Layout, Matrix, Projection
 from splash_core.layout.slots import MatrixPlace, can_shard, place_matrices
 from splash_core.spec.model import ModelSpec
@@ -151,15 +152,22 @@ class MemoryAccount:
         fixed = self.footprint(layout, [0])[0]
         return (self.budget_bytes - fixed) // self.page_bytes
 
+    def capacity(self, layout: Layout) -> Capacity:
+        """What the group's pools hold."""
+        return Capacity(
+            rule=RULES[layout],
+            num_ranks=self.num_ranks,
+            page_size=self.page_size,
+            pages=self.pool_pages(layout),
+        )
+
     def distinct_tokens(self, layout: Layout) -> int:
-        """Tokens of distinct history that the group holds: ranks that replicate it count once."""
-        copies = self.num_ranks if RULES[layout].history is KvHistory.ALL else 1
-        return max(self.pool_pages(layout), 0) * self.num_ranks // copies * self.page_size
+        """Tokens of distinct history that the group holds."""
+        return self.capacity(layout).distinct_tokens
 
     def longest_context(self, layout: Layout) -> int:
-        """(6) with equality: tokens of the longest single request; only stripes use several pools."""
-        pools = self.num_ranks if RULES[layout].history is KvHistory.STRIPED else 1
-        return max(self.pool_pages(layout), 0) * pools * self.page_size
+        """(6) with equality: tokens of the longest single request, as far as memory goes."""
+        return self.capacity(layout).longest_request
 
     def feasible(self, layout: Layout, pages: Sequence[int]) -> bool:
         """(6): whether every rank holds its pages within the budget."""

@@ -6,14 +6,14 @@ import json
 import grpc.aio
 
 from splash_core.errors import InvalidRequest, SplashError, Unavailable
-from splash_core.layout.layout import Layout
+from splash_core.layout.capacity import Capacity
+from splash_core.layout.layout import RULES, Layout
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
 from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
 from splash_core.rpc.abi import abi_to_pb
 from splash_core.rpc.errors import abort
-from splash_core.scheduling.limits import distinct_tokens
 from splash_core.scheduling.sequence import SeqState
 from splash_core.switch.manifest import SwitchMode
 
@@ -59,7 +59,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             layout=layout.value,
             feasible=not reason,
             reason=reason,
-            distinct_tokens=0 if reason else distinct_tokens(self._blueprint.arena, layout),
+            distinct_tokens=0
+            if reason
+            else Capacity.of(self._blueprint.arena, RULES[layout]).distinct_tokens,
         )
 
     async def GetState(
@@ -115,7 +117,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             raise Unavailable("the group is starting; try again when it is ready")
         layout = parse_layout(request.layout)
         mode = parse_mode(request.mode)
-        answer = leader.steering.set_layout(layout, mode, hold_s=request.hold_s or 60.0)
+        hold_s = request.hold_s if request.HasField("hold_s") else None
+        answer = leader.steering.set_layout(layout, mode, hold_s=hold_s)
         leader.wake()
         try:
             async with asyncio.timeout(_SWITCH_TIMEOUT_S):
@@ -190,7 +193,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.DrainResult:
         """Refuse new requests, finish those running, then answer."""
         del context
-        left = await self._leader.drain(request.deadline_s or 30.0)
+        given = request.HasField("deadline_s")
+        deadline_s = request.deadline_s if given else self._blueprint.settings.drain_timeout_s
+        left = await self._leader.drain(deadline_s)
         return control_pb2.DrainResult(drained=left == 0, left=left)
 
 

@@ -1,7 +1,7 @@
 """What one rank keeps of a model besides its head-indexed projections, which live in the arena.
 
-Invariant: shapes follow from (spec, rank, number of ranks) alone; every split is `balanced_range`, so shares
-differ by at most one and the shares of all ranks cover the whole exactly once.
+Invariant: shapes follow from (spec, rank, number of ranks) alone; every split is that of
+`layout.shares`, so shares differ by at most one and the shares of all ranks cover the whole exactly once.
 
 Legend: V vocabulary, D hidden, I width of an FFN, E experts; a trailing j marks this rank's share.
 """
@@ -9,13 +9,6 @@ Legend: V vocabulary, D hidden, I width of an FFN, E experts; a trailing j marks
 from dataclasses import dataclass
 
 from torch import Tensor
-
-
-def balanced_range(total: int, num_ranks: int, rank: int) -> tuple[int, int]:
-    """The half-open share of rank `rank` in `range(total)`; the first `total % num_ranks` get one more."""
-    share, extra = divmod(total, num_ranks)
-    start = rank * share + min(rank, extra)
-    return start, start + share + (rank < extra)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from splash_core.layout.layout import Matrix
+from splash_core.layout.shares import balanced_range
 from splash_core.model.checkpoint import Checkpoint, CountingReader, Reader
 from splash_core.model.dtypes import at_least_fp32
 from splash_core.model.names import EMBEDDING, FINAL_NORM, LM_HEAD, attention, mlp
@@ -21,7 +22,6 @@ from splash_core.model.shards import (
     MoeShard,
     RankWeights,
     VocabShard,
-    balanced_range,
 )
 from splash_core.spec.model import Family, ModelSpec, MoeSpec
 

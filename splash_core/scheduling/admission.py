@@ -73,7 +73,7 @@ class Admission:
         if not fitting:
             return None
         pages = self._residency.pages_for(sequence.held_tokens)
-        capacity = self._residency.capacity(self._present.layout)
+        capacity = self._residency.capacity(self._present.layout).pages
         total = sum(load.owned) + 1
 
         def imbalance(owner: RankId) -> int:
@@ -98,7 +98,7 @@ class Admission:
         placement = self._present.rule.placement(num_ranks=size, owner=owner, rotation=sequence.rotation)
         projected = spread(placement, residency.pages_for(sequence.held_tokens), size)
         needed = spread(placement, residency.pages_for(self.first_tokens(sequence)), size)
-        room = residency.capacity(self._present.layout) * self._config.admission_overcommit
+        room = residency.capacity(self._present.layout).pages * self._config.admission_overcommit
         for rank in (RankId(rank) for rank in range(size)):
             if projected[rank] and load.charged[rank] + projected[rank] > room:
                 return False

@@ -10,7 +10,6 @@ from splash_core.layout.layout import RULES, Layout
 from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.leases import OpenLease
-from splash_core.scheduling.limits import distinct_tokens, pool_pages
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
@@ -86,7 +85,7 @@ class Views:
         active = self._roster.active()
         return KvTokens(
             used=sum(sequence.cached for sequence in active),
-            total=distinct_tokens(self._residency.table.arena, self._present.layout),
+            total=self._residency.capacity(self._present.layout).distinct_tokens,
             projected=sum(sequence.held_tokens for sequence in active),
         )
 
@@ -128,7 +127,7 @@ class Views:
     def _rank(self, rank: RankId) -> RankAuditData:
         table, arena = self._residency.table, self._residency.table.arena
         quarantined = table.quarantined(rank)
-        usable = pool_pages(arena, self._present.layout)
+        usable = self._residency.capacity(self._present.layout).pages
         used = table.pools[rank].num_used
         return RankAuditData(
             rank=rank,
@@ -173,11 +172,10 @@ class Views:
             table.free_slots(RankId(rank), allow_borrowed=RULES[layout].borrows)
             for rank in range(table.num_ranks)
         )
-        page_size = table.arena.page_size
         return LayoutPool(
             feasible=True,
-            total_tokens=pool_pages(table.arena, layout) * page_size,
-            free_tokens=free * page_size,
+            total_tokens=self._residency.capacity(layout).rank_tokens,
+            free_tokens=free * table.arena.page_size,
         )
 
     def _owner_tokens(self) -> tuple[int, ...]:

@@ -1,37 +1,17 @@
 """How long one request may be, so that no layout that the group may ever run strands it."""
 
 from splash_core.errors import ContextTooLong, Infeasible
-from splash_core.ids import RankId
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.capacity import Capacity
+from splash_core.layout.layout import RULES
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import RULES_OF_ROLE
 from splash_core.spec.model import ModelSpec
 
 
-def pool_pages(arena: ArenaMap, layout: Layout) -> int:
-    """Pages that one rank can hold in a layout."""
-    return len(arena.ordinary) + (len(arena.borrowed) if RULES[layout].borrows else 0)
-
-
-def distinct_tokens(arena: ArenaMap, layout: Layout) -> int:
-    """Tokens of distinct history that the group can hold in a layout."""
-    placement = RULES[layout].placement(num_ranks=arena.num_ranks, owner=RankId(0), rotation=0)
-    copies = len(placement.ranks_of_page(0))
-    return pool_pages(arena, layout) * arena.num_ranks // copies * arena.page_size
-
-
-def longest_request(arena: ArenaMap, layout: Layout) -> int:
-    """Tokens that one sequence alone can hold in a layout, whatever its owner and rotation."""
-    placement = RULES[layout].placement(num_ranks=arena.num_ranks, owner=RankId(0), rotation=0)
-    copies = len(placement.ranks_of_page(0))
-    return pool_pages(arena, layout) * len(placement.owners) // copies * arena.page_size
-
-
-def longest_landing(arena: ArenaMap, layout: Layout) -> int:
+def longest_landing(arena: ArenaMap, capacity: Capacity) -> int:
     """Tokens of one sequence that can land in a layout: one copy of each page, in ordinary slots."""
-    placement = RULES[layout].placement(num_ranks=arena.num_ranks, owner=RankId(0), rotation=0)
-    return len(arena.ordinary) * len(placement.owners) * arena.page_size
+    return len(arena.ordinary) * capacity.num_owners * arena.page_size
 
 
 def max_request_tokens(spec: ModelSpec, arena: ArenaMap, config: SchedulerConfig) -> int:
@@ -40,9 +20,10 @@ def max_request_tokens(spec: ModelSpec, arena: ArenaMap, config: SchedulerConfig
     Raises:
         Infeasible: not even one token fits.
     """
-    limits = [spec.max_positions, *(longest_request(arena, layout) for layout in config.layouts)]
+    capacities = [Capacity.of(arena, RULES[layout]) for layout in config.layouts]
+    limits = [spec.max_positions, *(capacity.longest_request for capacity in capacities)]
     if not RULES_OF_ROLE[config.role].takes_prompts:
-        limits.extend(longest_landing(arena, layout) for layout in config.layouts)
+        limits.extend(longest_landing(arena, capacity) for capacity in capacities)
     if config.max_model_len is not None:
         limits.append(config.max_model_len)
     limit = min(limits)

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, KvPlacement, Layout, LayoutRule
 from splash_core.layout.ownership import PageTable
 from splash_core.scheduling.mirror import Mirrors
@@ -63,10 +64,9 @@ class Residency:
         """Pages that `tokens` tokens fill."""
         return -(-tokens // self.table.arena.page_size)
 
-    def capacity(self, layout: Layout) -> int:
-        """Pages that one rank can hold in a layout."""
-        arena = self.table.arena
-        return len(arena.ordinary) + (len(arena.borrowed) if RULES[layout].borrows else 0)
+    def capacity(self, layout: Layout) -> Capacity:
+        """What the pools of all ranks hold in a layout."""
+        return Capacity.of(self.table.arena, RULES[layout])
 
     def free(self, rank: RankId) -> int:
         """New pages that a rank could take now."""

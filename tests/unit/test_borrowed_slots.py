@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from splash_core.ids import RequestId
-from splash_core.layout.layout import Layout
+from splash_core.layout.capacity import Capacity
+from splash_core.layout.layout import RULES, Layout
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchedEvent, TokenEvent
-from splash_core.scheduling.limits import distinct_tokens
 from splash_core.scheduling.roles import Role
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
@@ -61,7 +61,8 @@ def _finish(group: Group, tokens: dict[str, list[int]]) -> list[SwitchedEvent]:
 def test_dop_holds_exactly_the_borrowed_slots_more_than_dp(group: Group) -> None:
     arena = group.arena
     assert len(arena.borrowed) >= 8
-    more = distinct_tokens(arena, Layout.DOP) - distinct_tokens(arena, Layout.DP)
+    dop, dp = (Capacity.of(arena, RULES[layout]).distinct_tokens for layout in (Layout.DOP, Layout.DP))
+    more = dop - dp
     assert more == len(arena.borrowed) * PAGE * arena.num_ranks
 
 

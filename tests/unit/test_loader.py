@@ -12,10 +12,11 @@ from torch import Tensor
 from splash_core.checkpoints.tiny import write_tiny
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Matrix
+from splash_core.layout.shares import balanced_range
 from splash_core.model.checkpoint import Checkpoint
 from splash_core.model.embedding import embed_partial
 from splash_core.model.logits import logits_partial
-from splash_core.model.shards import MoeShard, RankWeights, balanced_range
+from splash_core.model.shards import MoeShard, RankWeights
 from splash_core.model.weights import load_shard, planned_bytes, read_projection
 from tests.conftest import TinyFactory
 
