@@ -67,7 +67,10 @@ def set_layout(
     mode: Annotated[
         str | None, typer.Option(help="blocking or overlapped; default: the scheduler's choice.")
     ] = None,
-    hold_s: Annotated[float, typer.Option(help="Seconds that the policy stays off afterwards.")] = 60.0,
+    hold_s: Annotated[
+        float | None,
+        typer.Option(help="Seconds that the policy stays off afterwards; default: the policy's hold_s."),
+    ] = None,
     admin: Admin = None,
     admin_key_file: KeyFile = None,
     json: Json = False,
@@ -76,7 +79,9 @@ def set_layout(
 
     Example: `splash layout set decode DOP --mode overlapped`
     """
-    fields: dict[str, object] = {"layout": layout.upper(), "hold_s": hold_s}
+    fields: dict[str, object] = {"layout": layout.upper()}
+    if hold_s is not None:
+        fields["hold_s"] = hold_s
     if mode is not None:
         fields["mode"] = mode
     with connect(admin, admin_key_file) as client:

@@ -109,9 +109,8 @@ class Admin:
         """`POST /admin/layout`: switch a group; answers after the switch."""
         body = read(LayoutBody, await read_json(request, max_bytes=self.config.max_body_bytes))
         _, worker = self.registry.find(body.phase, body.group)
-        hold_s = 60.0 if body.hold_s is None else body.hold_s
         result = await worker.set_layout(
-            control_pb2.SetLayoutRequest(layout=body.layout, mode=body.mode or "", hold_s=hold_s)
+            control_pb2.SetLayoutRequest(layout=body.layout, mode=body.mode or "", hold_s=body.hold_s)
         )
         self.registry.suspect(worker.address)
         return JSONResponse(

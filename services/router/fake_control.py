@@ -44,6 +44,8 @@ class FakeGroup:
     refused: frozenset[str] = frozenset({"CP"})
     """Layouts that a switch to is refused."""
     pinned: str = ""
+    holds: list[float | None] = field(default_factory=list)
+    """`hold_s` of each switch asked for; None where it was left out."""
     drained: bool = False
 
 
@@ -102,6 +104,7 @@ class FakeControl(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.SetLayoutResult:
         """Switch at once; CP is refused with numbers."""
         group = self._group
+        group.holds.append(request.hold_s if request.HasField("hold_s") else None)
         if request.layout in group.refused:
             await abort(
                 context,

@@ -100,9 +100,9 @@ class Steering:
         return self._log.last(last or None)
 
     def set_layout(
-        self, layout: Layout, mode: SwitchMode, *, hold_s: float
+        self, layout: Layout, mode: SwitchMode, *, hold_s: float | None
     ) -> "asyncio.Future[SwitchOutcome]":
-        """Wish for a layout now, and hold the policy off for `hold_s`.
+        """Wish for a layout now, and hold the policy off for `hold_s` seconds (None: the policy's own).
 
         Raises:
             Conflict: the group is pinned elsewhere, or another switch is under way.
@@ -113,6 +113,7 @@ class Steering:
         if self._wish is not None:
             raise Conflict(f"a switch to {self._wish.layout} is under way; ask for {layout} after it")
         now = self._clock()
+        hold_s = self._policy.hold_s if hold_s is None else hold_s
         self._state = self._state.with_manual_switch(now, hold_s=hold_s)
         self._wish = _Wish(layout, mode, now, asyncio.get_running_loop().create_future())
         return self._wish.answer

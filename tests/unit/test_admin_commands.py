@@ -85,10 +85,10 @@ def test_set_sends_phase_group_layout_mode_and_prints_the_answer(
         "phase": "decode",
         "group": "decode-0",
         "layout": "DOP",
-        "hold_s": 60.0,
         "mode": "blocking",
     }
-    assert _splash(monkeypatch, "layout", "set", "decode", "DOP") == 0
+    assert _splash(monkeypatch, "layout", "set", "decode", "DOP", "--hold-s", "0") == 0
+    assert admin.asked[1][2] == {"phase": "decode", "layout": "DOP", "hold_s": 0.0}
     assert "DP → DOP (overlapped), epoch 3, 2.00 KiB moved, 1.5 ms exposed" in capsys.readouterr().out
 
 

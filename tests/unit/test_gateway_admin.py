@@ -67,8 +67,10 @@ def test_switch_and_switch_to_the_same(router: RunningRouter, http: httpx.Client
         "exposed_ms": 0.0,
         "bytes": 4096,
     }
-    same = http.post(url, json={"phase": "decode", "group": "decode-0", "layout": "DOP"}).json()
+    body = {"phase": "decode", "group": "decode-0", "layout": "DOP", "hold_s": 0}
+    same = http.post(url, json=body).json()
     assert (same["from"], same["to"], same["bytes"], same["layout_epoch"]) == ("DOP", "DOP", 0, 1)
+    assert router.backend.decode.holds == [None, 0.0]
 
 
 def test_refused_switch_is_a_409_with_numbers(router: RunningRouter, http: httpx.Client) -> None:

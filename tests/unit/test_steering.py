@@ -256,6 +256,27 @@ def test_the_policy_switches_records_why_and_keeps_off_after_a_manual_set() -> N
     _in_loop(scenario)
 
 
+@pytest.mark.parametrize(("hold_s", "held_until"), [(None, 5.0), (0.0, 0.0), (9.0, 9.0)])
+def test_a_manual_set_holds_for_the_policys_time_unless_it_says_another(
+    hold_s: float | None, held_until: float
+) -> None:
+    async def scenario() -> None:
+        policy = PolicyConfig(confirm=1, dwell_s=0.0, margin=0.0, hold_s=5.0, interval_s=0.01)
+        bench = Bench(None, *[_REFUSAL] * 9, enabled=True, policy=policy)
+        answer = bench.steering.set_layout(Layout.CP, SwitchMode.BLOCKING, hold_s=hold_s)
+        bench.boundary(Layout.DP)
+        bench.steering.on_switched(_switched(Layout.CP, Layout.DP), _PLAN)
+        await answer
+        held: dict[float, bool] = {}
+        for now in (0.1, 4.9, 5.1, 8.9, 9.1):
+            bench.now = now
+            bench.boundary(Layout.CP)
+            held[now] = bench.steering.decisions(1)[0].cause == "manual_hold"
+        assert held == {now: now < held_until for now in held}
+
+    _in_loop(scenario)
+
+
 def test_a_failed_group_answers_the_open_wish() -> None:
     async def scenario() -> None:
         bench = Bench()

@@ -1,0 +1,70 @@
+"""What an order over the wire means to the leader, zero and absent fields included."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import grpc.aio
+import pytest
+
+from splash_core.layout.layout import Layout
+from splash_core.leader.build import GroupBlueprint
+from splash_core.leader.control import ControlServicer
+from splash_core.leader.leader import GroupCondition, GroupLeader
+from splash_core.leader.steering import SwitchOutcome
+from splash_core.pb import control_pb2
+from splash_core.switch.manifest import SwitchMode
+
+CONTEXT = cast("grpc.aio.ServicerContext", None)
+
+
+class Leader:
+    """Remembers what it was ordered."""
+
+    def __init__(self) -> None:
+        self.failure = None
+        self.condition = GroupCondition.READY
+        self.steering = self
+        self.holds: list[float | None] = []
+        self.deadlines: list[float] = []
+
+    def set_layout(
+        self, layout: Layout, mode: SwitchMode, *, hold_s: float | None
+    ) -> "asyncio.Future[SwitchOutcome]":
+        self.holds.append(hold_s)
+        answer: asyncio.Future[SwitchOutcome] = asyncio.get_running_loop().create_future()
+        answer.set_result(
+            SwitchOutcome(
+                layout_from=layout, layout_to=layout, epoch=1, mode=mode, exposed_ms=0.0, bytes_received=0
+            )
+        )
+        return answer
+
+    def wake(self) -> None:
+        """Nothing sleeps here."""
+
+    async def drain(self, timeout_s: float) -> int:
+        self.deadlines.append(timeout_s)
+        return 0
+
+
+def servicer(leader: Leader) -> ControlServicer:
+    blueprint = SimpleNamespace(group="g", settings=SimpleNamespace(drain_timeout_s=17.0))
+    return ControlServicer(cast("GroupBlueprint", blueprint), cast("GroupLeader", leader))
+
+
+@pytest.mark.parametrize("hold_s", [None, 0.0, 5.0])
+def test_a_hold_of_zero_is_zero_and_an_absent_one_is_the_policys(hold_s: float | None) -> None:
+    leader = Leader()
+    request = control_pb2.SetLayoutRequest(layout="TP", hold_s=hold_s)
+    asyncio.run(servicer(leader).SetLayout(request, CONTEXT))
+    assert leader.holds == [hold_s]
+
+
+@pytest.mark.parametrize(("deadline_s", "waited_s"), [(None, 17.0), (0.0, 0.0), (5.0, 5.0)])
+def test_a_deadline_of_zero_is_zero_and_an_absent_one_is_the_settings(
+    deadline_s: float | None, waited_s: float
+) -> None:
+    leader = Leader()
+    asyncio.run(servicer(leader).Drain(control_pb2.DrainRequest(deadline_s=deadline_s), CONTEXT))
+    assert leader.deadlines == [waited_s]
