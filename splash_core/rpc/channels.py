@@ -1,9 +1,12 @@
 """How every process of a deployment connects to a group's leader.
 
-Invariant: a leader that comes back at its address is reached within a second, by whoever calls it.
+Invariant: a leader that comes back at its address is reached within a second, and one that has frozen is
+noticed within seconds, by whoever calls it.
 """
 
 import grpc.aio
+
+from splash_core.rpc.keepalive import client_keepalive
 
 MAX_MESSAGE_BYTES = 512 << 20
 
@@ -19,6 +22,7 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    *client_keepalive(),
 )
 
 
