@@ -10,7 +10,7 @@ from splash_core.spec.model import ModelSpec
 from tests.conftest import TinyFactory
 from tests.support.group import Group, Pair, Schedule, arena_with
 from tests.support.ranks import ProcessRanks
-from tests.support.schedules import schedules
+from tests.support.schedules import SHORT, schedules
 from tests.support.small_model import small_checkpoint
 
 NUM_SCHEDULES = 20
@@ -22,7 +22,7 @@ def pair(
 ) -> Iterator[Pair]:
     checkpoint = small_checkpoint(tiny_checkpoint)
     spec = ModelSpec.from_checkpoint(checkpoint)
-    arena = arena_with(spec, num_ranks=request.param, page_size=2, elem_bytes=8, ordinary=24)
+    arena = arena_with(spec, num_ranks=request.param, page_size=2, elem_bytes=8, ordinary=14)
     folders: list[Path] = [tmp_path_factory.mktemp(name) for name in ("prefill", "decode")]
     ranks = [ProcessRanks(checkpoint, arena, folder) for folder in folders]
     yield Pair(Group(ranks[0]), Group(ranks[1]))
@@ -37,7 +37,7 @@ def pair(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-@given(schedule=schedules)
+@given(schedule=schedules(SHORT))
 def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
     switched = pair.run(schedule)
     unswitched = pair.run(schedule, switching=False)

@@ -14,10 +14,10 @@ from splash_core.spec.model import ModelSpec
 from tests.conftest import TinyFactory
 from tests.support.group import Group, Pair, Schedule, arena_with
 from tests.support.ranks import ThreadRanks
-from tests.support.schedules import schedules
+from tests.support.schedules import ORDINARY, schedules
 from tests.support.small_model import small_checkpoint
 
-NUM_SCHEDULES = 30
+NUM_SCHEDULES = 200
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=lambda ranks: f"T{ranks}")
@@ -25,10 +25,17 @@ def pair(request: pytest.FixtureRequest, tiny_checkpoint: TinyFactory) -> Iterat
     torch.set_num_threads(1)
     checkpoint = small_checkpoint(tiny_checkpoint)
     spec = ModelSpec.from_checkpoint(checkpoint)
-    arena = arena_with(spec, num_ranks=request.param, page_size=2, elem_bytes=8, ordinary=24)
+    arena = arena_with(spec, num_ranks=request.param, page_size=2, elem_bytes=8, ordinary=14)
     assert len(arena.borrowed) >= 8
     ranks = [ThreadRanks(checkpoint, arena) for _ in range(2)]
-    yield Pair(Group(ranks[0]), Group(ranks[1]))
+    groups = Group(ranks[0]), Group(ranks[1])
+    yield Pair(*groups)
+    # The schedules are worth nothing if they do not reach what they are for.
+    assert groups[1].seen["evacuations"] > 0, groups[1].seen
+    assert groups[1].seen["recomputed"] > 0, groups[1].seen
+    for group in groups:
+        directions = {name for name in group.seen if "→" in name and len(set(name.split("→"))) == 2}
+        assert len(directions) == 12, group.seen
     for each in ranks:
         each.close()
 
@@ -40,7 +47,7 @@ def pair(request: pytest.FixtureRequest, tiny_checkpoint: TinyFactory) -> Iterat
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-@given(schedule=schedules)
+@given(schedule=schedules(ORDINARY))
 def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
     switched = pair.run(schedule)
     unswitched = pair.run(schedule, switching=False)

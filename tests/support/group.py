@@ -4,7 +4,7 @@
 as in production (plan, claim, page copies, completion), only that a push is a copy between two tensors.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +28,7 @@ from splash_core.scheduling.events import (
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.leases import Completion, Grant, handoff_checksum
 from splash_core.scheduling.roles import Role
+from splash_core.scheduling.step import StepPlan
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.handoff import plan_handoff
@@ -60,10 +61,14 @@ class Group:
         self.arena = ranks.arena
         self.spec = ranks.spec
         self.scheduler: GroupScheduler
+        self.seen: Counter[str] = Counter()
+        """Over all lives: evacuations, recomputed sequences, and each direction of a switch."""
+        self._started: set[SeqId] = set()
 
     def reset(self, layout: Layout, config: SchedulerConfig) -> None:
         """Fresh scheduler, arenas as after loading."""
         self.ranks.ask(layout)
+        self._started = set()
         self.scheduler = GroupScheduler(
             spec=self.spec, arena=self.arena, layout=layout, config=config, clock=lambda: 0.0
         )
@@ -73,9 +78,18 @@ class Group:
         plan = self.scheduler.next_plan()
         if plan is None:
             return self.scheduler.take_events()
+        self._look_at(plan)
         events = self.scheduler.complete(self.ranks.ask(plan))
         self.scheduler.check_integrity()
         return events
+
+    def _look_at(self, plan: StepPlan) -> None:
+        started = {new.seq for new in plan.started}
+        self.seen["recomputed"] += len(started & self._started)
+        self._started |= started
+        if plan.manifest is not None:
+            self.seen["evacuations"] += bool(plan.manifest.boundary_chunks)
+            self.seen[f"{plan.manifest.layout_from}→{plan.manifest.layout_to}"] += 1
 
     @property
     def table(self) -> PageTable:
