@@ -14,7 +14,7 @@ from splash_core.config import resolve
 S = TypeVar("S")
 
 _NO = False
-_METAVARS: dict[object, str] = {int: "INT", float: "SECONDS", str: "TEXT"}
+_METAVARS: dict[object, str] = {int: "INT", float: "NUMBER", str: "TEXT"}
 
 
 def settings_command(

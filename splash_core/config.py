@@ -58,6 +58,11 @@ class WorkerSettings(ModelSettings):
     )
     chunk_tokens: int = setting(512, "Most prompt tokens in one step.", unit="tokens")
     max_running: int = setting(64, "Most sequences that run at once in a group.")
+    admission_overcommit: float = setting(
+        1.0,
+        "KV tokens that a decode group admits per token of its pool, where a request counts with all output "
+        "that it allows; above 1 more requests run at once, and some may have to be computed again.",
+    )
     staging_bytes: int = setting(64 << 20, "Staging of a layout switch, per rank.", unit="bytes")
     queue_requests: int = setting(256, "Most requests that wait in a group before new ones get 429.")
     queue_tokens: int = setting(1 << 20, "Most prompt tokens that wait in a group.", unit="tokens")

@@ -64,6 +64,11 @@ class GroupBlueprint:
         return self.settings.served_model_name or self.checkpoint.name
 
     @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output that model and settings allow, tokens; the pool is not asked."""
+        return min(self.spec.max_positions, self.settings.max_model_len or self.spec.max_positions)
+
+    @property
     def abi(self) -> KvAbi:
         """What a partner group must agree on."""
         return kv_abi(self.spec, dtype=self.dtype, page_size=self.settings.page_size)
@@ -135,6 +140,8 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         max_running=settings.max_running,
         max_model_len=settings.max_model_len or None,
         staging_bytes=settings.staging_bytes,
+        # Prefill holds no more than the prompts that it has, so there is no growth to overcommit.
+        admission_overcommit=settings.admission_overcommit if phase is Phase.DECODE else 1.0,
     )
     _check_length(settings, spec, arena, scheduling)
     policies = load_policy(settings.policy)
@@ -155,6 +162,8 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
 
 
 def _check_settings(settings: GroupSettings) -> None:
+    if settings.admission_overcommit < 1.0:
+        raise ConfigError(f"--admission-overcommit must be at least 1, got {settings.admission_overcommit}")
     for name in ("ranks", "page_size", "chunk_tokens", "max_running"):
         if getattr(settings, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}")
@@ -217,8 +226,10 @@ def _stored_bytes(checkpoint: Path) -> int:
 def _check_length(
     settings: GroupSettings, spec: ModelSpec, arena: ArenaMap, scheduling: SchedulerConfig
 ) -> None:
-    limit = max_request_tokens(spec, arena, scheduling)
-    wanted = settings.max_model_len
+    limit, wanted = max_request_tokens(spec, arena, scheduling), settings.max_model_len
+    if scheduling.role is Role.PREFILL and wanted <= spec.max_positions:
+        # Output never comes here: the pool bounds the prompt alone, which the router is told.
+        return
     if wanted > limit:
         raise Infeasible(
             f"--max-model-len {wanted} does not fit: the model allows {spec.max_positions} positions, "

@@ -40,15 +40,14 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         if not self._ranks:
             await abort(context, Unavailable(f"group {self._blueprint.group} is starting"))
         blueprint = self._blueprint
-        limit = self._leader.scheduler.max_request_tokens
         return control_pb2.GroupDescription(
             group=blueprint.group,
             phase=blueprint.phase.value,
             incarnation=blueprint.incarnation,
             abi=abi_to_pb(blueprint.abi),
             ranks=[rank.address for rank in self._ranks],
-            max_model_len=limit,
-            max_request_tokens=limit,
+            max_model_len=blueprint.max_model_len,
+            max_request_tokens=self._leader.scheduler.max_request_tokens,
             layouts=[self._feasibility(layout) for layout in Layout],
             model=blueprint.model_name,
         )

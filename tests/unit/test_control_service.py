@@ -1,18 +1,22 @@
 """What an order over the wire means to the leader, zero and absent fields included."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import grpc.aio
 import pytest
 
+from splash_core.config import GroupSettings
+from splash_core.errors import Infeasible
 from splash_core.layout.layout import Layout
-from splash_core.leader.build import GroupBlueprint
+from splash_core.leader.build import GroupBlueprint, draw_blueprint
 from splash_core.leader.control import ControlServicer
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
-from splash_core.pb import control_pb2
+from splash_core.pb import control_pb2, rank_pb2
+from splash_core.policy.snapshot import Phase
 from splash_core.switch.manifest import SwitchMode
 
 CONTEXT = cast("grpc.aio.ServicerContext", None)
@@ -51,6 +55,32 @@ class Leader:
 def servicer(leader: Leader) -> ControlServicer:
     blueprint = SimpleNamespace(group="g", settings=SimpleNamespace(drain_timeout_s=17.0))
     return ControlServicer(cast("GroupBlueprint", blueprint), cast("GroupLeader", leader))
+
+
+@pytest.mark.parametrize(("setting", "told"), [(0, 2560), (2000, 2000)])
+def test_the_context_is_told_apart_from_what_the_pool_holds(tiny_v3: Path, setting: int, told: int) -> None:
+    # A pool that is smaller than the context bounds the prompt alone: output never comes to prefill.
+    settings = GroupSettings(model=str(tiny_v3), page_size=8, kv_bytes=1 << 14, max_model_len=setting)
+    blueprint = draw_blueprint(settings, Phase.PREFILL)
+    scheduler = blueprint.scheduler(lambda: 0.0)
+    leader = SimpleNamespace(scheduler=scheduler)
+    control = ControlServicer(blueprint, cast("GroupLeader", leader))
+    control.ranks_ready((rank_pb2.RankReady(),))
+    description = asyncio.run(control.Describe(control_pb2.DescribeRequest(), CONTEXT))
+    assert description.max_model_len == told
+    assert description.max_request_tokens == scheduler.max_request_tokens < 1000
+
+
+def test_a_decode_pool_must_hold_the_context_that_is_set(tiny_v3: Path) -> None:
+    settings = GroupSettings(model=str(tiny_v3), page_size=8, kv_bytes=1 << 14, max_model_len=2000)
+    with pytest.raises(Infeasible, match="--max-model-len 2000"):
+        draw_blueprint(settings, Phase.DECODE)
+
+
+def test_overcommit_is_a_decode_groups(tiny_v3: Path) -> None:
+    settings = GroupSettings(model=str(tiny_v3), page_size=8, kv_bytes=1 << 19, admission_overcommit=2.5)
+    found = {phase: draw_blueprint(settings, phase).scheduling.admission_overcommit for phase in Phase}
+    assert found == {Phase.PREFILL: 1.0, Phase.DECODE: 2.5}
 
 
 @pytest.mark.parametrize("hold_s", [None, 0.0, 5.0])
