@@ -81,7 +81,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         elem_bytes=ELEM_BYTES[config.dtype],
         arena_bytes=config.arena_bytes,
     )
-    abi = kv_abi(spec, dtype=config.dtype, page_size=config.page_size)
+    abi = kv_abi(spec, dtype=config.dtype, page_size=config.page_size, fingerprint=config.fingerprint)
     with (
         Pusher.open(arena, abi) as pusher,
         _engine(

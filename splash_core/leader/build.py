@@ -18,6 +18,7 @@ from splash_core.ids import GroupId, Incarnation
 from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.layout.slots import ArenaMap, page_bytes
+from splash_core.leader.fingerprint import checkpoint_fingerprint
 from splash_core.leader.host import free_memory
 from splash_core.leader.sizing import HostMemory, default_kv_bytes, projection_bytes
 from splash_core.policy.config import PolicyConfig, load_policy
@@ -44,6 +45,8 @@ class GroupBlueprint:
     settings: GroupSettings
     checkpoint: Path
     spec: ModelSpec
+    fingerprint: str
+    """Of the checkpoint."""
     dtype: str
     arena: ArenaMap
     layout: Layout
@@ -71,7 +74,12 @@ class GroupBlueprint:
     @property
     def abi(self) -> KvAbi:
         """What a partner group must agree on."""
-        return kv_abi(self.spec, dtype=self.dtype, page_size=self.settings.page_size)
+        return kv_abi(
+            self.spec,
+            dtype=self.dtype,
+            page_size=self.settings.page_size,
+            fingerprint=self.fingerprint,
+        )
 
     def cost_model(self) -> CostModel:
         """Predicts step times on this host."""
@@ -150,6 +158,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         settings=settings,
         checkpoint=checkpoint,
         spec=spec,
+        fingerprint=checkpoint_fingerprint(checkpoint),
         dtype=dtype,
         arena=arena,
         layout=layout,

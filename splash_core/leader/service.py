@@ -219,6 +219,7 @@ class GroupProcess:
             engine=settings.engine,
             checkpoint=str(blueprint.checkpoint),
             model_name=blueprint.spec.name,
+            fingerprint=blueprint.fingerprint,
             num_ranks=settings.ranks,
             layout=blueprint.layout,
             dtype=blueprint.dtype,

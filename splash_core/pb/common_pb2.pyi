@@ -64,7 +64,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
 
 class KvAbi(_message.Message):
-    __slots__ = ("version", "dtype", "page_size", "layers", "latent_dim", "rope_dim", "rope", "scale", "model")
+    __slots__ = ("version", "dtype", "page_size", "layers", "latent_dim", "rope_dim", "rope", "scale", "model", "model_name")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class KvAbi(_message.Message):
     ROPE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     version: str
     dtype: str
     page_size: int
@@ -83,7 +84,8 @@ class KvAbi(_message.Message):
     rope: str
     scale: str
     model: str
-    def __init__(self, version: _Optional[str] = ..., dtype: _Optional[str] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., latent_dim: _Optional[int] = ..., rope_dim: _Optional[int] = ..., rope: _Optional[str] = ..., scale: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    model_name: str
+    def __init__(self, version: _Optional[str] = ..., dtype: _Optional[str] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., latent_dim: _Optional[int] = ..., rope_dim: _Optional[int] = ..., rope: _Optional[str] = ..., scale: _Optional[str] = ..., model: _Optional[str] = ..., model_name: _Optional[str] = ...) -> None: ...
 
 class RankAddress(_message.Message):
     __slots__ = ("rank", "transport", "arena_bytes")

@@ -10,13 +10,14 @@ VERSION = "1"
 """Of the row layout `[c_kv | k_rope]`, page-major, all layers of a page together."""
 
 
-def kv_abi(spec: ModelSpec, *, dtype: str, page_size: int) -> KvAbi:
+def kv_abi(spec: ModelSpec, *, dtype: str, page_size: int, fingerprint: str) -> KvAbi:
     """The ABI of a group that serves `spec`.
 
     Args:
         spec: the model.
         dtype: of KV rows: fp32, fp64 or bf16.
         page_size: tokens a page.
+        fingerprint: of the checkpoint.
     """
     return KvAbi(
         version=VERSION,
@@ -27,7 +28,8 @@ def kv_abi(spec: ModelSpec, *, dtype: str, page_size: int) -> KvAbi:
         rope_dim=spec.rope_dim,
         rope=repr(spec.rope),
         scale="",
-        model=spec.name,
+        model=fingerprint,
+        model_name=spec.name,
     )
 
 

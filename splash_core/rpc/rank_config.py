@@ -25,6 +25,8 @@ class RankConfig:
     """Folder of the weights."""
     model_name: str
     """The model's name in the KV ABI."""
+    fingerprint: str
+    """Its identity there, taken once by the leader."""
     num_ranks: int
     layout: Layout
     dtype: str

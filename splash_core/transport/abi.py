@@ -3,7 +3,7 @@
 Invariant: equal ABIs mean that a page copied bit for bit has the same meaning on both sides.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,9 @@ class KvAbi:
     scale: str
     """Scales stored beside quantised rows; empty if none."""
     model: str
+    """Fingerprint of the checkpoint: KV of other weights means something else, however alike the shapes."""
+    model_name: str = ""
+    """What people call it: for messages, not compared, as copies may lie in folders of other names."""
 
 
 def abi_diff(ours: KvAbi, theirs: KvAbi, *, names: tuple[str, str] = ("ours", "theirs")) -> list[str]:
@@ -32,9 +35,13 @@ def abi_diff(ours: KvAbi, theirs: KvAbi, *, names: tuple[str, str] = ("ours", "t
         theirs: the other.
         names: what to call the two.
     """
-    mine, other = asdict(ours), asdict(theirs)
     return [
-        f"{name}: {names[0]} {mine[name]!r}, {names[1]} {other[name]!r}"
-        for name in mine
-        if mine[name] != other[name]
+        f"{field.name}: {names[0]} {_shown(ours, field.name)}, {names[1]} {_shown(theirs, field.name)}"
+        for field in fields(KvAbi)
+        if field.name != "model_name" and getattr(ours, field.name) != getattr(theirs, field.name)
     ]
+
+
+def _shown(abi: KvAbi, name: str) -> str:
+    label = f" ({abi.model_name})" if name == "model" and abi.model_name else ""
+    return f"{getattr(abi, name)!r}{label}"

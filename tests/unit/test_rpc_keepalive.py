@@ -61,7 +61,7 @@ async def _leader() -> AsyncIterator[tuple[subprocess.Popen[str], grpc.aio.Chann
 def test_a_call_to_a_frozen_leader_ends() -> None:
     async def main() -> None:
         async with _leader() as (process, channel):
-            call = channel.unary_unary("/echo/Echo")
+            call = channel.unary_unary("/echo/Echo", bytes, bytes)
             assert await call(b"now", timeout=WITHIN_S) == b"now"
             waiting = asyncio.ensure_future(call(b"wait"))
             await asyncio.sleep(0)
@@ -76,7 +76,7 @@ def test_a_call_to_a_frozen_leader_ends() -> None:
 def test_a_call_that_only_takes_long_survives_many_pings() -> None:
     async def main() -> None:
         async with _leader() as (process, channel):
-            call = channel.unary_unary("/echo/Echo")
+            call = channel.unary_unary("/echo/Echo", bytes, bytes)
             waiting = asyncio.ensure_future(call(b"wait"))
             # Five intervals: the default server hangs up after the third ping.
             done, _ = await asyncio.wait({waiting}, timeout=3.5)
