@@ -1,7 +1,7 @@
 """Which weights a group serves, as a short text that two groups can compare.
 
 KV computed with other weights looks like any other bytes, and the name of a folder tells nothing. Invariant:
-equal copies of a checkpoint have equal fingerprints wherever they lie, at a cost that does not grow with them.
+equal copies of a checkpoint have equal fingerprints wherever they lie, and the cost does not grow with size.
 """
 
 import hashlib
