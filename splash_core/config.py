@@ -15,10 +15,12 @@ from typing import TypeVar
 
 from splash_core.errors import ConfigError
 from splash_core.settings_base import checked, converted, setting
+from splash_core.units import STAGING_BYTES
 
 S = TypeVar("S")
 
 LAYOUTS = ("TP", "CP", "DP", "DOP")
+"""Names of `layout.layout.Layout`, which stands above settings."""
 _DEVICES = {"cuda": "only cpu is served so far; leave --device out"}
 _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 _TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
@@ -63,7 +65,7 @@ class WorkerSettings(ModelSettings):
         "KV tokens that a decode group admits per token of its pool, where a request counts with all output "
         "that it allows; above 1 more requests run at once, and some may have to be computed again.",
     )
-    staging_bytes: int = setting(64 << 20, "Staging of a layout switch, per rank.", unit="bytes")
+    staging_bytes: int = setting(STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes")
     queue_requests: int = setting(256, "Most requests that wait in a group before new ones get 429.")
     queue_tokens: int = setting(1 << 20, "Most prompt tokens that wait in a group.", unit="tokens")
     start_timeout_s: float = setting(

@@ -4,13 +4,13 @@ from typing import NewType
 
 Tokens = NewType("Tokens", int)
 Bytes = NewType("Bytes", int)
-Seconds = NewType("Seconds", float)
-BytesPerSecond = NewType("BytesPerSecond", float)
-FlopsPerSecond = NewType("FlopsPerSecond", float)
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+STAGING_BYTES = 256 * MIB
+"""Default staging of a switch on each rank: the most bytes that one chunk of moves may hold."""
 
 
 def milliseconds(seconds: float) -> float:

@@ -12,8 +12,9 @@ from services.admin_client import AdminClient
 from services.bench.workload import Workload, common_window_rate, median_of, prompt_ids
 from services.launch import Stack
 from splash_core.config import UpSettings
+from splash_core.layout.layout import Layout
 
-FIXED = ("TP", "DP", "CP", "DOP")
+FIXED = tuple(Layout)
 POLICY = "policy"
 _HOLD_S = 3600.0
 _KV_BYTES = 512 << 20

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from services.admin_client import AdminClient, connect, emit
+from splash_core.layout.layout import Layout
 from splash_core.units import format_bytes
 
 app = typer.Typer(no_args_is_help=True, help="See and steer layouts.")
@@ -13,7 +14,7 @@ Admin = Annotated[str | None, typer.Option("--admin", help="URL of the admin por
 KeyFile = Annotated[str | None, typer.Option("--admin-key-file", help="File with the admin key.")]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
 Target = Annotated[str, typer.Argument(help="prefill, decode, or PHASE/GROUP.", metavar="PHASE[/GROUP]")]
-LayoutName = Annotated[str, typer.Argument(help="TP, CP, DP or DOP.", metavar="LAYOUT")]
+LayoutName = Annotated[str, typer.Argument(help=f"One of {', '.join(Layout)}.", metavar="LAYOUT")]
 
 
 def split_target(target: str) -> dict[str, str]:

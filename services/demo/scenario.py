@@ -16,8 +16,9 @@ from services.demo.circuit import directed_circuit
 from services.demo.prompts import PROMPTS, QUESTION
 from services.demo.report import DemoReport, SwitchReport
 from services.demo.streams import Wave, wait_until
+from splash_core.layout.layout import Layout
 
-LAYOUTS = ("TP", "CP", "DP", "DOP")
+LAYOUTS = tuple(Layout)
 MAX_TOKENS = 68
 MAX_WAVES = 8
 PACE_TOKENS = 18

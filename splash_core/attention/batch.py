@@ -18,7 +18,8 @@ from splash_core.ids import RankId, SeqId
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.homes import Homes, RowsOfSequence, assign_homes
 from splash_core.layout.layout import RULES
-from splash_core.scheduling.step import NO_SLOT, StepPlan
+from splash_core.layout.ownership import NO_SLOT
+from splash_core.scheduling.step import StepPlan
 
 IntArray = NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """CP: replicated projections, each history striped over the ranks by page.
 
-Two ways to bring queries and keys together (design §4), chosen per step by bytes and named in the plan:
+Two ways to bring queries and keys together (docs/model.md §4), chosen per step by bytes, named in the plan:
 
 * pass-Q (decode always, and chunks over long histories): rows go to the ranks that hold their history;
   each attends over its stripe with all heads, applies W_UV (linear, so merging after it is exact), and
@@ -34,7 +34,7 @@ from splash_core.attention.routing import RowRoute
 from splash_core.attention.work import paged_work, staged_work
 from splash_core.kernels.reference import gather_keys, merge_by_lse
 from splash_core.layout.layout import Projection
-from splash_core.scheduling.step import NO_SLOT
+from splash_core.layout.ownership import NO_SLOT
 
 KIND = Projection.REPLICATED
 

@@ -21,9 +21,9 @@ from splash_core.kernels.reference import (
 )
 from splash_core.layout.forms import AttentionForm
 from splash_core.layout.layout import Matrix, Projection
+from splash_core.layout.ownership import NO_SLOT
 from splash_core.model.norm import LATENT_EPS, rms_norm
 from splash_core.model.shards import LatentWeights
-from splash_core.scheduling.step import NO_SLOT
 
 
 def latent_queries(ctx: RankContext, layer: int, x_ND: Tensor) -> Tensor:

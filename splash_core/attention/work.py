@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from splash_core.attention.batch import Batch, BatchSequence, IntArray
-from splash_core.scheduling.step import NO_SLOT
+from splash_core.layout.ownership import NO_SLOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""M_other of design §2 (1) from dimensions alone: the model without projections, and working memory.
+"""M_other of docs/model.md §2 (1) from dimensions alone: the model without projections, and working memory.
 
 Everything is per rank and at the worst case: the largest chunk, all of it on one owner. Together with
 `layout.memory` this is the account of a deployment that does not exist yet.
@@ -10,10 +10,7 @@ from splash_core.cost.precision import Precision
 from splash_core.layout.layout import RULES, KvHistory, Layout, Matrix
 from splash_core.layout.memory import MemoryAccount, attention_buffer_bytes
 from splash_core.spec.model import ModelSpec
-from splash_core.units import MIB
-
-STAGING_BYTES = 256 * MIB
-"""One chunk of a switch (design §5)."""
+from splash_core.units import STAGING_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +90,7 @@ def activation_bytes(spec: ModelSpec, layout: Layout, deployment: Deployment) ->
 
 
 def memory_account(spec: ModelSpec, deployment: Deployment) -> MemoryAccount:
-    """The account of design §2 for a deployment on paper."""
+    """The account of docs/model.md §2 for a deployment on paper."""
     precision = deployment.precision
     model = ModelBytes.of(spec, precision, num_ranks=deployment.num_ranks)
     fixed = model.total + deployment.runtime_bytes

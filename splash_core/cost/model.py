@@ -1,14 +1,14 @@
-"""Predicted time of a load in a layout: the stage-wise model, design §6 equation (10).
+"""Predicted time of a load in a layout: the stage-wise model, docs/model.md §6 equation (10).
 
     t = t_proj + t_attn + t_exchange + t_common
 
 Each stage takes the rank that has most of it. Stages depend on a layout's *rule* (where projections and
 histories live), never on its name, so a new rule is priced without a change here.
 
-Legend: T ranks, N rows, N_j rows at home on rank j, K steps, H heads, d, r_q, r, p, n, v as in design.md.
+Legend: T ranks, N rows, N_j rows at home on rank j, K steps, H heads, d, r_q, r, p, n, v as in docs/model.md.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from splash_core.cost.common import common_time
@@ -17,8 +17,8 @@ from splash_core.cost.load import Load, OwnerLoad
 from splash_core.cost.precision import Precision
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.shares import Shares
-from splash_core.layout.forms import AttentionForm, CpStorage
-from splash_core.layout.layout import KvHistory, LayoutRule, Matrix, Projection
+from splash_core.layout.forms import AttentionForm, CpStorage, may_expand
+from splash_core.layout.layout import KvHistory, LayoutRule, Matrix
 from splash_core.spec.model import ModelSpec
 
 ALL_FORMS = (AttentionForm.ABSORBED, AttentionForm.EXPANDED)
@@ -88,7 +88,7 @@ class CostModel:
         # Rows that choose their own keys share no expanded key, so sparse attention is absorbed.
         sparse = load.total.chosen_pairs < load.total.pairs
         for form in self.forms:
-            if form is AttentionForm.EXPANDED and (sparse or not can_expand(rule)):
+            if form is AttentionForm.EXPANDED and (sparse or not may_expand(rule)):
                 continue
             yield form, CpStorage.PASS_Q
             if striped:
@@ -158,9 +158,3 @@ class CostModel:
 
     def _roofline(self, flops: float, weight_bytes: float) -> float:
         return max(flops / self.profile.flops, weight_bytes / self.profile.weight_read_bps)
-
-
-def can_expand(rule: LayoutRule) -> bool:
-    """Whether the rank that attends holds the KV-B of all heads it attends with (design §4)."""
-    kinds: Mapping[Matrix, Projection] = rule.projections
-    return rule.history is KvHistory.ALL or kinds[Matrix.KV_B] is Projection.REPLICATED

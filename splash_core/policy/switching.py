@@ -1,4 +1,4 @@
-"""π(x; θ): which layout to run, and whether changing to it is worth its cost (design §6).
+"""π(x; θ): which layout to run, and whether changing to it is worth its cost (docs/model.md §6).
 
 `decide` is a pure function: snapshot, model, settings and state in; a decision and a new state out.
 Invariants: at most one switch of the policy per dwell; a pin wins over everything; a layout that is not
@@ -12,11 +12,10 @@ from typing import Any
 
 from splash_core.cost.model import CostModel
 from splash_core.cost.switch import SwitchCost, switch_bytes, switch_cost
-from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import RULES, Layout
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.decision import Cause, Decision, Verdict
-from splash_core.policy.outlook import Outlook, outlooks, step_load
+from splash_core.policy.outlook import Outlook, outlooks
 from splash_core.policy.snapshot import Phase, Snapshot
 from splash_core.policy.state import PolicyState
 
@@ -58,14 +57,6 @@ def decide(
 def refused(decision: Decision, reason: str) -> Decision:
     """The record of a SWITCH verdict that the planner refused; the dwell keeps it from being repeated."""
     return replace(decision, verdict=Verdict.REJECT, cause=Cause.REFUSED, reason=reason)
-
-
-def step_form(snapshot: Snapshot, model: CostModel) -> tuple[AttentionForm, CpStorage]:
-    """The fastest attention form and CP storage of the next step in the present layout."""
-    load = step_load(snapshot, top_k=model.top_k)
-    decode = all(running.step_rows <= 1 for running in snapshot.running)
-    prediction = model.predict(RULES[snapshot.layout], load, decode=decode)
-    return prediction.form, prediction.storage
 
 
 def _manual(

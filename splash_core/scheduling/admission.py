@@ -1,4 +1,4 @@
-"""Who may start, and on which owner: by projected KV growth and by batch balance (design §8).
+"""Who may start, and on which owner: by projected KV growth and by batch balance (docs/model.md §8).
 
 A sequence is charged on each rank with the pages that it will hold there once it has produced all that it
 asked for. Admission keeps charges within the pool, so that without a switch nothing is ever preempted.

@@ -1,10 +1,10 @@
-"""How a step attends: pure arithmetic on shapes, so that leader, policy and simulator agree (design §4)."""
+"""How a step attends: pure arithmetic on shapes, the same for whoever asks (docs/model.md §4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splash_core.layout.forms import AttentionForm, CpStorage
-from splash_core.layout.layout import KvHistory, LayoutRule, Matrix, Projection
+from splash_core.layout.forms import AttentionForm, CpStorage, may_expand
+from splash_core.layout.layout import KvHistory, LayoutRule
 from splash_core.spec.model import ModelSpec
 
 
@@ -38,11 +38,6 @@ def expanded_flops(spec: ModelSpec, chunks: Sequence[ChunkShape]) -> int:
     per_pair = 2 * (spec.nope_dim + spec.rope_dim + spec.v_dim)
     per_key = 2 * spec.kv_lora_rank * (spec.nope_dim + spec.v_dim)
     return sum(chunk.pairs * per_pair + chunk.end * per_key for chunk in chunks)
-
-
-def may_expand(rule: LayoutRule) -> bool:
-    """True when the rank that holds a history also holds the KV-B heads that read it."""
-    return rule.history is KvHistory.ALL or rule.projections[Matrix.KV_B] is Projection.REPLICATED
 
 
 def choose_form(spec: ModelSpec, rule: LayoutRule, chunks: Sequence[ChunkShape]) -> AttentionForm:

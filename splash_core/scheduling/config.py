@@ -6,7 +6,7 @@ from splash_core.errors import ConfigError
 from splash_core.ids import GroupId, Incarnation
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.roles import Role
-from splash_core.units import MIB
+from splash_core.units import STAGING_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class SchedulerConfig:
     """Most sequences that hold pages at a time (leases included)."""
     max_model_len: int | None = None
     """Most tokens of one sequence, prompt and output; None: what the model and the pool allow."""
-    staging_bytes: int = 256 * MIB
+    staging_bytes: int = STAGING_BYTES
     """Most bytes that one chunk of a switch may stage on a rank."""
     admission_overcommit: float = 1.0
     """Projected tokens admitted per token of pool: 1.0 never needs preemption while the layout stays."""

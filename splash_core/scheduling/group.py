@@ -159,10 +159,6 @@ class GroupScheduler:
         """
         return self._parts.switcher.request(layout, mode)
 
-    def withdraw_switch(self) -> None:
-        """Forget a switch that is scheduled but not planned yet."""
-        self._parts.switcher.withdraw()
-
     def next_plan(self) -> StepPlan | None:
         """The next step; None when there is nothing to run now.
 

@@ -185,7 +185,6 @@ class Intake:
             attempt=1,
             incarnation=self._config.incarnation,
             pages=tuple(landing),
-            placement=placement,
         )
         self._leases.grant(
             grant,

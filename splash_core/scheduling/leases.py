@@ -18,7 +18,6 @@ from enum import StrEnum
 
 from splash_core.errors import Conflict
 from splash_core.ids import Incarnation, LeaseId, PageId, RequestId, SeqId
-from splash_core.layout.layout import KvPlacement
 from splash_core.switch.handoff import LandingPage
 
 COMPLETED_REMEMBERED = 4096
@@ -43,7 +42,6 @@ class Grant:
     incarnation: Incarnation
     pages: tuple[LandingPage, ...]
     """One copy of each page of the prompt, in order of `index`."""
-    placement: KvPlacement
 
     @property
     def checksum(self) -> str:

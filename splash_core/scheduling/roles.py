@@ -34,11 +34,6 @@ class RoleRules(Protocol):
         """What becomes of a sequence whose first token was drawn here."""
         ...
 
-    @property
-    def streams_tokens(self) -> bool:
-        """True when this group tells the client's tokens, and so decides stop and length."""
-        ...
-
     def held_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         """Most tokens whose KV a sequence may ever hold here: what admission projects."""
         ...
@@ -49,7 +44,6 @@ class PrefillRules:
 
     takes_prompts = True
     after_prompt = SeqState.HANDOFF
-    streams_tokens = False
 
     def held_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         """The prompt; output grows elsewhere."""
@@ -62,7 +56,6 @@ class DecodeRules:
 
     takes_prompts = False
     after_prompt = SeqState.RUNNING
-    streams_tokens = True
 
     def held_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         """Prompt and all output."""

@@ -12,9 +12,6 @@ from splash_core.layout.layout import Layout
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import SwitchManifest, SwitchMode
 
-NO_SLOT = -1
-"""In a `TableUpdate`: this rank has no copy of the page."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:

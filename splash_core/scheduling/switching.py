@@ -98,10 +98,6 @@ class Switcher:
         self._wish = _Wish(layout=layout, mode=mode)
         return None
 
-    def withdraw(self) -> None:
-        """Forget a scheduled switch that has not been sent."""
-        self._wish = None
-
     def at_boundary(self) -> Boundary:
         """Carry out what is due between two steps."""
         # Set by a deferred request, which is repeated at each boundary; without a repeat it lapses.

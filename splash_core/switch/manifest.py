@@ -15,7 +15,6 @@ write slots that it also reads (a slot is handed over layer by layer). A chunk n
 earlier chunk of its phase wrote; layer chunks may read pages where the boundary put them.
 """
 
-import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,14 +23,14 @@ from splash_core.layout.layout import Layout
 
 
 class SwitchMode(StrEnum):
-    """How a manifest is executed (design §5)."""
+    """How a manifest is executed (docs/model.md §5)."""
 
     BLOCKING = "blocking"
     OVERLAPPED = "overlapped"
 
 
 class Primitive(StrEnum):
-    """What supplies one kind of state (paper §4.1)."""
+    """What supplies one kind of state (docs/model.md §2)."""
 
     KEEP = "keep"
     DISCARD = "discard"
@@ -85,11 +84,6 @@ class SwitchManifest:
     def moves(self) -> tuple[PageMove, ...]:
         """All page moves in execution order."""
         return tuple(move for chunk in (*self.boundary_chunks, *self.layer_chunks) for move in chunk)
-
-    @property
-    def digest(self) -> str:
-        """A fingerprint that all ranks must agree on."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

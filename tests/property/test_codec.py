@@ -150,10 +150,9 @@ def test_sampling_survives_the_wire(value: SamplingParams) -> None:
 
 
 @given(MANIFESTS)
-def test_manifest_survives_the_wire_with_its_digest(value: SwitchManifest) -> None:
+def test_manifest_survives_the_wire(value: SwitchManifest) -> None:
     wire = rank_pb2.Manifest.FromString(codec.manifest_to_pb(value).SerializeToString())
     assert codec.manifest_from_pb(wire) == value
-    assert codec.manifest_from_pb(wire).digest == value.digest
 
 
 @settings(max_examples=60)

@@ -69,8 +69,6 @@ class Pair:
         group = self.rng.choice([self.prefill, self.decode])
         layout, mode = self.rng.choice(list(Layout)), self.rng.choice(list(SwitchMode))
         group.scheduler.request_switch(layout, mode)
-        if self.rng.random() < 0.1:
-            group.scheduler.withdraw_switch()
         group.step()
 
     def push(self) -> None:

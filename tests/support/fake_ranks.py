@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from splash_core.ids import Epoch, RankId, SeqId
 from splash_core.layout.homes import RowsOfSequence, assign_homes
 from splash_core.layout.layout import RULES, KvHistory, Layout
+from splash_core.layout.ownership import NO_SLOT
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.step import (
-    NO_SLOT,
     PromptLogprobs,
     SampledToken,
     SequenceStep,

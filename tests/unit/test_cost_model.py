@@ -1,4 +1,4 @@
-"""The stage-wise model: bytes against design §4, shares against ownership, profiles against bad input."""
+"""The stage-wise model: bytes against docs/model.md §4, shares against ownership, bad profiles."""
 
 import json
 import math
@@ -8,13 +8,12 @@ import pytest
 
 from splash_core.cost.exchange import Traffic, attention_traffic
 from splash_core.cost.load import Load, OwnerLoad, Rows
-from splash_core.cost.model import can_expand
 from splash_core.cost.precision import PRECISIONS, named_precision
 from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.cost.shares import Shares
 from splash_core.cost.switch import SwitchBytes, switch_bytes, switch_cost
 from splash_core.errors import ConfigError
-from splash_core.layout.forms import AttentionForm, CpStorage
+from splash_core.layout.forms import AttentionForm, CpStorage, may_expand
 from splash_core.layout.layout import RULES, Layout, LayoutRule, Matrix, Projection
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.hardware import GPUS, named_gpu
@@ -84,7 +83,7 @@ class TestLoad:
 
 
 class TestExchange:
-    """Received bytes per layer against design §4; rows balanced, T = 4, B = 16."""
+    """Received bytes per layer against docs/model.md §4; rows balanced, T = 4, B = 16."""
 
     load = decode_load(16, 4096, 4)
 
@@ -112,8 +111,8 @@ class TestExchange:
         shares = Shares.of(variant, self.load, storage=CpStorage.PASS_Q)
         saved = plain - attention_traffic(V3, BF16, shares).received_bytes
         assert saved == 4 * (3 / 4) * 128 * ((2 * 512 + 64) - (128 + 64 + 128)) * 2
-        assert can_expand(variant)
-        assert not can_expand(rule)
+        assert may_expand(variant)
+        assert not may_expand(rule)
 
     def test_cp_decode_returns_values_and_lse(self) -> None:
         expected = 12 * 1536 * 2 + 3 * 4 * 128 * (128 * 2 + 4)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from splash_core.errors import ConfigError
-from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.policy.config import PolicyConfig, PolicySet, load_policy, parse_policy
 from splash_core.policy.decision import Cause, Decision, Verdict
@@ -23,7 +22,7 @@ from splash_core.policy.snapshot import (
     WaitingSequence,
 )
 from splash_core.policy.state import PolicyState
-from splash_core.policy.switching import decide, refused, step_form
+from splash_core.policy.switching import decide, refused
 from tests.support.policy_cases import cost_model, decoding, pools, prompts, snapshot
 
 MODEL = cost_model()
@@ -308,17 +307,6 @@ class TestRecords:
         assert len(log.last(2)) == 2
         assert log.last(0) == ()
         assert all(decision.switches for decision in log.last())
-
-
-class TestStepForm:
-    def test_prompts_expand_and_decode_absorbs(self) -> None:
-        chunk = snapshot(prompts(2, 128), phase=Phase.PREFILL, layout=Layout.DP)
-        assert step_form(chunk, MODEL)[0] is AttentionForm.EXPANDED
-        assert step_form(snapshot(SHORT), MODEL) == (AttentionForm.ABSORBED, CpStorage.PASS_Q)
-
-    def test_few_rows_over_a_long_history_pass_queries(self) -> None:
-        few = [RunningSequence(context_tokens=8000, step_rows=8, remaining_prompt=8)]
-        assert step_form(snapshot(few, phase=Phase.PREFILL, layout=Layout.CP), MODEL)[1] is CpStorage.PASS_Q
 
 
 class TestConfig:

@@ -1,10 +1,10 @@
-"""How a step attends: the arithmetic of design §4 on the shapes of real models."""
+"""How a step attends: the arithmetic of docs/model.md §4 on the shapes of real models."""
 
 from dataclasses import replace
 
 import pytest
 
-from splash_core.layout.forms import AttentionForm, CpStorage
+from splash_core.layout.forms import AttentionForm, CpStorage, may_expand
 from splash_core.layout.layout import RULES, Layout
 from splash_core.scheduling.attention_choice import (
     ChunkShape,
@@ -12,7 +12,6 @@ from splash_core.scheduling.attention_choice import (
     choose_cp_storage,
     choose_form,
     expanded_flops,
-    may_expand,
 )
 from tests.support.toy_group import SPEC
 

@@ -98,8 +98,6 @@ def test_one_switch_at_a_time_and_only_to_known_layouts() -> None:
     assert group.scheduler.request_switch(Layout.CP) is None
     with pytest.raises(Conflict, match="switch to CP is scheduled"):
         group.scheduler.request_switch(Layout.DOP)
-    group.scheduler.withdraw_switch()
-    assert group.step() is None
     with pytest.raises(Conflict, match="starts in TP"):
         ToyGroup(layout=Layout.TP, layouts=(Layout.DP,))
     with pytest.raises(ConfigError, match="less than a page of 16 bytes"):

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from services.options import settings_command
 from splash_core.config import (
+    LAYOUTS,
     AdminSettings,
     GroupSettings,
     RouterSettings,
@@ -19,6 +20,7 @@ from splash_core.config import (
     state_home,
 )
 from splash_core.errors import ConfigError
+from splash_core.layout.layout import Layout
 from splash_core.settings_base import as_flags, parse_size
 
 
@@ -125,3 +127,7 @@ def test_state_and_cache_folders_follow_xdg(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path / "s"), "XDG_CACHE_HOME": str(tmp_path / "c")}
     assert state_home(environ) == tmp_path / "s" / "splash"
     assert cache_home(environ) == tmp_path / "c" / "splash"
+
+
+def test_settings_name_every_layout_and_no_other() -> None:
+    assert tuple(Layout) == LAYOUTS

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 
 from splash_core.errors import ContextTooLong, GroupFailed, Overloaded
-from splash_core.ids import Incarnation, LeaseId, RankId, RequestId, SeqId
-from splash_core.layout.layout import KvMode, KvPlacement
+from splash_core.ids import Incarnation, LeaseId, RequestId, SeqId
 from splash_core.leader.waiting import Arrival, WaitingRoom
 from splash_core.scheduling.leases import Grant
 from splash_core.spec.request import SamplingParams
-
-_PLACEMENT = KvPlacement(owners=(RankId(0),), mode=KvMode.REPLICATED)
 
 
 class Pages:
@@ -37,7 +34,6 @@ class Pages:
             attempt=1,
             incarnation=Incarnation("i"),
             pages=(),
-            placement=_PLACEMENT,
         )
 
     def give_back(self, grant: Grant) -> None:
