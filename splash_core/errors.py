@@ -85,4 +85,4 @@ class ConfigError(SplashError):
 
 
 class InvariantBroken(SplashError):
-    """Something that the design excludes has happened: a bug in Splash."""
+    """Something has happened that an invariant excludes: a bug in Splash."""

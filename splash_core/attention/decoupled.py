@@ -1,6 +1,6 @@
-"""DOP: sharded projections, each history on its owner; queries travel to owners and back (paper §3).
+"""DOP: sharded projections, each history on its owner; queries travel to owners and back (docs/model.md §1).
 
-Per layer (design §4): all-gather q_a rows; own H/T heads' absorbed queries of all N rows; all-to-all to
+Each layer (docs/model.md §4): gather q_a rows; own H/T heads' absorbed queries of all N rows; all-to-all to
 owners, where all H heads attend over the owned history; all-to-all back; W_UV and W_O shard;
 reduce-scatter. Home is the owner, so KV rows stay.
 """

@@ -1,6 +1,6 @@
 """TP: sharded projections, every history on every rank.
 
-Per layer (design §4): all-gather `[q_a | c_kv | k_rope]` rows, append all of them, own H/T heads attend
+Each layer (docs/model.md §4): gather `[q_a | c_kv | k_rope]` rows, append all of them, own H/T heads attend
 over all requests, W_UV and W_O shard, reduce-scatter to homes.
 """
 

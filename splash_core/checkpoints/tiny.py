@@ -50,7 +50,7 @@ _INDEX_HEADS, _INDEX_DIM, _INDEX_TOP_K = 16, 16, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyOptions:
-    """Dimensions of a random checkpoint. Legend as in design.md."""
+    """Dimensions of a random checkpoint. Legend as in docs/model.md."""
 
     q_lora_rank: int | None = 24
     layers: int = 4

@@ -1,7 +1,7 @@
-"""t_exchange: bytes and collectives that one layer's attention sends across ranks, design §4.
+"""t_exchange: bytes and collectives that one layer's attention sends across ranks, docs/model.md §4.
 
 Bytes are what the fullest rank receives. The engine counts the same bytes per collective, and tests hold
-both against the design's formulas.
+both against those formulas.
 """
 
 from dataclasses import dataclass

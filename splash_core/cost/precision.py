@@ -1,6 +1,6 @@
 """How wide stored and exchanged numbers are: bytes per weight, per KV row, per activation.
 
-Invariant: bytes follow what is *stored*, scales and second copies included (design §2).
+Invariant: bytes follow what is *stored*, scales and second copies included (docs/model.md §2).
 """
 
 from collections.abc import Mapping

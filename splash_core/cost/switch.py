@@ -1,4 +1,6 @@
-"""What a switch costs: bytes per rank and layer from the rules, and exposed time by equation (7).
+"""What a switch costs: bytes per rank and layer from the rules, exposed time by equation (7).
+
+Equations are those of docs/model.md.
 
 Estimates for the policy, from token counts alone; the planner's manifest has the exact pages.
 """

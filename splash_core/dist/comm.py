@@ -1,7 +1,7 @@
 """Collectives behind one small interface; the group is always passed, never looked up.
 
 Every call names its `tag` (what is moved, e.g. `tp.gather_rows`); `CountingComm` adds up the bytes that
-each rank *receives from other ranks* per tag, which is how tests hold the code against design §4's formulas.
+each rank *receives from other ranks* per tag, which is how tests hold the code against docs/model.md §4's formulas.
 
 Row collectives are "v" collectives: `counts[j]` is rank j's number of rows (dim 0), known to all ranks
 and free to be zero. All tensors are contiguous; all ranks call in the same order, one thread at a time.
@@ -71,7 +71,7 @@ class Comm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankComms:
-    """What a rank talks through: two communicators over the same ranks, made at start (design §5)."""
+    """What a rank talks through: two communicators over the same ranks, made at start (docs/model.md §5)."""
 
     compute: Comm
     transfer: Comm

@@ -1,4 +1,4 @@
-"""Counts what crosses ranks, so that tests can hold the code against design §4's formulas.
+"""Counts what crosses ranks, so that tests can hold the code against docs/model.md §4's formulas.
 
 Invariant: only bytes that come *from other ranks* count; what a rank sends itself is free. The counts
 follow from the arguments alone, so they are the same on every backend.

@@ -1,7 +1,7 @@
 """The decoder: one model object for all layouts.
 
 Between attention blocks the residual stream is row-sharded by home in every layout; FFN rows are
-gathered, computed on the rank's shard, and reduce-scattered home (design §1).
+gathered, computed on the rank's shard, and reduce-scattered home (docs/model.md §1).
 
 Legend: N rows of the step, N_j at home here, d hidden, V vocabulary, M rows whose logits are wanted.
 """

@@ -1,7 +1,7 @@
 """Executing a manifest on one rank: boundary moves, then each layer's state before the layer computes.
 
 `blocking` moves everything before the step; `overlapped` moves layer after layer on a thread of its own
-while earlier layers compute (paper §4.1). Both run the same code on the same transfer communicator.
+while earlier layers compute (docs/model.md §5). Both run the same code on the same transfer communicator.
 
 Why running ahead is safe: layer i's move touches only layer i's part of any slot, its sources were
 written in earlier steps, and this step writes layer i only after `wait_layer(i)`. Borrowed slots that

@@ -84,7 +84,7 @@ def attend_expanded(
 ) -> Tensor:
     """Expanded MLA: keys and values of each head are made from the latent rows first.
 
-    Exact like the absorbed form, with fewer flops per pair when many rows share the keys (design §4).
+    Exact like the absorbed form, with fewer flops per pair when many rows share the keys (docs/model.md §4).
 
     Args:
         q_NHD: queries `[n | p]`.

@@ -1,4 +1,4 @@
-"""A rank's one allocation, seen as KV pages and as projection weights at once (design §3).
+"""A rank's one allocation, seen as KV pages and as projection weights at once (docs/model.md §3).
 
 The arena never interprets who uses a slot: the leader's page tables say that. It only turns the pure
 `ArenaMap` into tensor views whose addresses stay the same for the life of the process.

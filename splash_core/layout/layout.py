@@ -1,7 +1,7 @@
 """The four attention layouts as rules over two independent choices.
 
 Under MLA one latent row per token serves all heads, so where the head-indexed projections live and
-which ranks hold a request's KV history are independent (paper §2). A layout is one setting of both.
+which ranks hold a request's KV history are independent (docs/model.md §1). A layout is one setting of both.
 Nothing else in the code base knows what "TP" or "DOP" means, except one file each in `attention/`.
 """
 

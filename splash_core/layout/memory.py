@@ -1,6 +1,6 @@
-"""The memory account of design §2: what each layout keeps on a rank, and what a switch has to supply.
+"""The memory account of docs/model.md §2: what each layout keeps on a rank, and what a switch has to supply.
 
-Pure arithmetic over explicit inputs; (1)-(6) name the design's equations. Invariant: bytes are those of
+Pure arithmetic over explicit inputs; (1)-(6) name its equations. Invariant: bytes are those of
 what is *stored*, so scales and second copies of a matrix belong into `projection_bytes`, and an indexer's
 keys into `token_bytes` (`cost.precision` counts both).
 """

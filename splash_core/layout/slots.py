@@ -1,4 +1,4 @@
-"""Where weights and KV pages live in a rank's one allocation (design §3).
+"""Where weights and KV pages live in a rank's one allocation (docs/model.md §3).
 
 The arena is cut into slots of one KV page each. Every head-indexed projection has a fixed place in which
 its own shard ends on a slot boundary and the other ranks' shards follow, so the sharded view is a prefix

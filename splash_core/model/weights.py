@@ -2,7 +2,7 @@
 
 Invariant: each rank reads only the slices it keeps, and the ranks' shards together are the whole model.
 
-Legend: H heads, D hidden, V vocabulary, E experts, I width of an FFN; r_q, r, p, n, v as in design.md.
+Legend: H heads, D hidden, V vocabulary, E experts, I width of an FFN; r_q, r, p, n, v as in docs/model.md.
 """
 
 from dataclasses import dataclass

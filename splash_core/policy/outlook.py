@@ -1,6 +1,6 @@
 """What each layout would make of a snapshot: predicted step, time to finish, and whether it all fits.
 
-Objective (design §6), smaller is better. Prefill: seconds to finish the whole of x, in as many admission
+Objective (docs/model.md §6), smaller is better. Prefill: seconds to finish all of x, in as many admission
 waves as the layout's pool needs. Decode: seconds per token of the subset x_l that the pool admits.
 """
 

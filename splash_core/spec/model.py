@@ -26,7 +26,7 @@ _MODEL_TYPES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Dimensions of an MLA model. Legend: L layers, H heads, d hidden, r_q, r, p, n, v as in design.md."""
+    """Dimensions of an MLA model. Legend: L layers, H heads, d hidden; r_q, r, p, n, v: docs/model.md."""
 
     name: str
     family: Family

@@ -1,4 +1,4 @@
-"""The difference between what ranks hold and what they are wanted to hold: design §2 (2) and (3).
+"""The difference between what ranks hold and what they are wanted to hold: docs/model.md §2 (2) and (3).
 
 Pages that are pinned, or that nobody asked about, are wanted where they are. A destination that
 replicates projections forbids the borrowed slots: copies there must leave before weights land on them.

@@ -1,4 +1,4 @@
-"""What crosses ranks in attention, byte for byte as design §4 says: no layout quietly gathers everything."""
+"""What crosses ranks in attention, byte for byte as docs/model.md §4 says: none gathers everything."""
 
 from pathlib import Path
 

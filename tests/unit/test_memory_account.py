@@ -1,4 +1,4 @@
-"""The memory account (1)-(6) against figures that the design and the paper state, and against arenas."""
+"""The memory account (1)-(6) against figures that docs/model.md and the paper state, and against arenas."""
 
 from dataclasses import replace
 

@@ -57,7 +57,7 @@ def v32() -> PlanReport:
 
 
 class TestSwitchTable:
-    """Paper §4.1: 4 weight gathers, 7 KV collectives, 2 switches that move nothing."""
+    """docs/model.md §2: 4 weight gathers, 7 KV collectives, 2 switches that move nothing."""
 
     def test_four_seven_two(self) -> None:
         table = switch_table(8)

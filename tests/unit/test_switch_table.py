@@ -1,6 +1,6 @@
 """The twelve directed switches, derived from the planner on groups that serve requests.
 
-The design's table is an expectation here and nowhere else; the product has only rules and a planner.
+The table of docs/model.md §2 is an expectation here and nowhere else: the product has rules and a planner.
 """
 
 from itertools import permutations
