@@ -34,7 +34,10 @@ class Up:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, self.errors
+        if not line:
+            self.process.wait(timeout=30)
+            self.process.stdout.close()
+            raise AssertionError(self.errors)
         ready = json.loads(line)
         self.url: str = ready["url"]
         self.pids: dict[str, int] = ready["pids"]
