@@ -15,11 +15,66 @@ class Demand:
     prompt_tokens: int
     output_tokens: int
     """Expected output: at most what the request allows."""
+    most_output_tokens: int
+    """What the request allows; 0 for one that only scores its prompt."""
 
     @property
     def kv_tokens(self) -> int:
         """Tokens of KV history that the sequence is expected to hold at its end."""
         return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLimits:
+    """How long a request a group can take, tokens."""
+
+    max_model_len: int
+    """Prompt plus output, by model and settings."""
+    max_request_tokens: int
+    """What the pool holds of one request: its prompt in prefill, prompt and output in decode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a request two groups can serve together, tokens."""
+
+    max_model_len: int
+    """Prompt plus output."""
+    max_prompt: int
+    """Prompt alone: what the prefill group can hold."""
+
+    def hold(self, demand: Demand) -> bool:
+        """True when the request fits, however much of its output comes."""
+        longest = demand.prompt_tokens + demand.most_output_tokens
+        return demand.prompt_tokens <= self.max_prompt and longest <= self.max_model_len
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentLimits:
+    """What the groups of a deployment can serve, whether or not they are ready now."""
+
+    pairs: tuple[Limits, ...]
+    """Of every pair of groups, at least one; they may differ in both lengths."""
+    max_scored: int
+    """Longest prompt that some prefill group can score, tokens."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt plus output of all pairs."""
+        return max(limits.max_model_len for limits in self.pairs)
+
+    def of_prompt(self, prompt_tokens: int) -> Limits:
+        """The longest context among the pairs that hold the prompt; if none does, the longest prompt."""
+        holding = [limits for limits in self.pairs if prompt_tokens <= limits.max_prompt]
+        if holding:
+            return max(holding, key=lambda limits: (limits.max_model_len, limits.max_prompt))
+        return max(self.pairs, key=lambda limits: (limits.max_prompt, limits.max_model_len))
+
+
+def pair_limits(prefill: GroupLimits, decode: GroupLimits) -> Limits:
+    """Prefill holds the prompt alone, decode prompt and output."""
+    longest = min(prefill.max_model_len, decode.max_model_len, decode.max_request_tokens)
+    return Limits(max_model_len=longest, max_prompt=min(longest, prefill.max_request_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +99,7 @@ class GroupLoad:
 
     address: str
     group: str
+    limits: GroupLimits
     kv_tokens_total: int
     kv_tokens_projected: int
     sequences: int
@@ -54,7 +110,11 @@ class GroupLoad:
 
 def project(*, prompt_tokens: int, max_tokens: int, expected_output: int) -> Demand:
     """The demand of a sequence that may generate `max_tokens`, of which `expected_output` are likely."""
-    return Demand(prompt_tokens=prompt_tokens, output_tokens=min(max_tokens, expected_output))
+    return Demand(
+        prompt_tokens=prompt_tokens,
+        output_tokens=min(max_tokens, expected_output),
+        most_output_tokens=max_tokens,
+    )
 
 
 def refuse_entry(

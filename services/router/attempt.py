@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from services.router.events import Finished, PromptScored, SequenceEvent, SequenceJob, Tokens
 from services.router.worker import Worker
-from splash_core.errors import SplashError, Unavailable
+from splash_core.errors import GroupFailed, Overloaded, SplashError, Unavailable
 from splash_core.pb import common_pb2, decode_pb2, prefill_pb2
 from splash_core.rpc.codec import logprobs_from_pb, sampling_to_pb
 
@@ -22,12 +22,12 @@ _LINGER_S = 1.0
 
 
 class AttemptFailed(Exception):
-    """A try failed; `address` is the group that failed it, `cause` what it said."""
+    """A try failed with `cause`; `blamed` are the groups that failed it, where which of them is not known."""
 
-    def __init__(self, cause: SplashError, *, address: str) -> None:
+    def __init__(self, cause: SplashError, *, blamed: frozenset[str]) -> None:
         super().__init__(str(cause))
         self.cause = cause
-        self.address = address
+        self.blamed = blamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ async def score(
 ) -> AsyncGenerator[SequenceEvent, None]:
     """Prompt log-probabilities alone (max_tokens 0): decode takes no part."""
     hooks.leased()
-    yield _scored(await _run_prefill(prefill, job, hooks, lease=None))
+    yield _scored(await _run_prefill(prefill, job, hooks))
     yield Finished(reason="length")
 
 
@@ -58,7 +58,7 @@ async def attempt(
     async with aclosing(decode.generate(request)) as stream:
         lease = await _lease(stream, decode)
         hooks.leased()
-        running = asyncio.create_task(_run_prefill(prefill, job, hooks, lease=lease))
+        running = asyncio.create_task(_run_prefill(prefill, job, hooks, lease=lease, decode=decode))
         try:
             if job.sampling.prompt_logprobs is not None:
                 # The prompt's entries come before the tokens, which meanwhile wait in the decode stream.
@@ -113,7 +113,7 @@ async def _lease(stream: _DecodeStream, decode: Worker) -> common_pb2.Lease:
     event = await _next(stream, decode)
     if event.WhichOneof("event") != "lease":
         cause = Unavailable(f"the worker at {decode.address} began without a lease")
-        raise AttemptFailed(cause, address=decode.address)
+        raise AttemptFailed(cause, blamed=frozenset({decode.address}))
     return event.lease
 
 
@@ -121,16 +121,21 @@ async def _next(stream: _DecodeStream, decode: Worker) -> decode_pb2.DecodeEvent
     try:
         return await anext(stream)
     except SplashError as error:
-        raise AttemptFailed(error, address=decode.address) from error
+        raise AttemptFailed(error, blamed=frozenset({decode.address})) from error
     except StopAsyncIteration:
         cause = Unavailable(
             f"the worker at {decode.address} ended its stream before the sequence was finished"
         )
-        raise AttemptFailed(cause, address=decode.address) from None
+        raise AttemptFailed(cause, blamed=frozenset({decode.address})) from None
 
 
 async def _run_prefill(
-    prefill: Worker, job: SequenceJob, hooks: AttemptHooks, *, lease: common_pb2.Lease | None
+    prefill: Worker,
+    job: SequenceJob,
+    hooks: AttemptHooks,
+    *,
+    lease: common_pb2.Lease | None = None,
+    decode: Worker | None = None,
 ) -> prefill_pb2.PrefillResult:
     request = prefill_pb2.PrefillRequest(
         request_id=job.request_id, prompt=job.prompt, sampling=sampling_to_pb(job.sampling), lease=lease
@@ -138,7 +143,11 @@ async def _run_prefill(
     try:
         result = await prefill.run_prefill(request)
     except SplashError as error:
-        raise AttemptFailed(error, address=prefill.address) from error
+        blamed = {prefill.address}
+        if decode is not None and not isinstance(error, GroupFailed | Overloaded):
+            # It may be about the group that prefill hands over to.
+            blamed.add(decode.address)
+        raise AttemptFailed(error, blamed=frozenset(blamed)) from error
     hooks.prefilled(result)
     return result
 

@@ -7,20 +7,29 @@ while nothing of the sequence has been shown, and never after a client's error.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.router.admission import QueueLimits, QueueLoad, project, refuse_entry, retry_after_s
+from services.router.admission import (
+    Demand,
+    QueueLimits,
+    QueueLoad,
+    project,
+    refuse_entry,
+    retry_after_s,
+)
 from services.router.attempt import AttemptFailed, AttemptHooks, attempt, score
 from services.router.events import Finished, SequenceEvent, SequenceJob
-from services.router.placement import NoRoom, Placement, place
+from services.router.placement import NoRoom, Placement, place, place_scoring
 from services.router.registry import Charge, Registry, no_worker
 from services.router.timeline import Timeline
 from splash_core.errors import Overloaded, SplashError, Unavailable
 
 _KEPT_TIMELINES = 1024
 _KEPT_LEAVES = 32
+_PACE_WINDOW_S = 60.0
+"""What left the queue longer ago says nothing of its present pace."""
 _UNKNOWN_PACE_S = 0.1
 _LOG = logging.getLogger("splash.router")
 
@@ -64,11 +73,11 @@ class Dispatcher:
         """Sequences that wait for their first token."""
         return QueueLoad(requests=self._waiting["requests"], prompt_tokens=self._waiting["prompt_tokens"])
 
-    def check_entry(self, *, sequences: int, prompt_tokens: int) -> None:
+    def check_entry(self, *, sequences: int, prompt_tokens: int, scoring: bool = False) -> None:
         """Refuse a request that would wait behind too much; raises `Overloaded` or `Unavailable`."""
         if self.draining:
             raise Unavailable("the router is draining; try another one or later")
-        causes = self.registry.causes()
+        causes = self.registry.causes(scoring=scoring)
         if causes:
             raise no_worker(causes)
         waiting = self.waiting
@@ -115,17 +124,19 @@ class Dispatcher:
 
     def _seconds_per_request(self) -> float:
         """The pace at which the queue has been served lately."""
-        if len(self._left_at_s) < 2:
+        since = self._clock() - _PACE_WINDOW_S
+        recent = [left_at_s for left_at_s in self._left_at_s if left_at_s >= since]
+        if len(recent) < 2:
             return _UNKNOWN_PACE_S
-        return (self._left_at_s[-1] - self._left_at_s[0]) / (len(self._left_at_s) - 1)
+        return (recent[-1] - recent[0]) / (len(recent) - 1)
 
     async def _tries(
         self, job: SequenceJob, timeline: Timeline, entry: "_Entry"
     ) -> AsyncGenerator[SequenceEvent, None]:
-        excluded: frozenset[str] = frozenset()
+        blamed: set[frozenset[str]] = set()
         failure: SplashError | None = None
         while True:
-            placement, charge = await self._placed(job, excluded, failure)
+            placement, charge = await self._placed(job, blamed, failure)
             timeline.place(placement)
             try:
                 async with aclosing(self._attempt(job, placement, charge, timeline)) as events:
@@ -134,15 +145,16 @@ class Dispatcher:
                 return
             except AttemptFailed as failed:
                 failure = failed.cause
-                self.registry.suspect(failed.address)
+                for address in failed.blamed:
+                    self.registry.suspect(address)
                 if entry.left or not isinstance(failure, Unavailable | Overloaded):
                     raise failure from failed
-                excluded |= {failed.address}
+                blamed.add(failed.blamed)
             finally:
                 self.registry.discharge(charge)
 
     async def _placed(
-        self, job: SequenceJob, excluded: frozenset[str], failure: SplashError | None
+        self, job: SequenceJob, blamed: Collection[frozenset[str]], failure: SplashError | None
     ) -> tuple[Placement, Charge]:
         """Wait for room, first come first served; raises when no group is left to try."""
         demand = project(
@@ -150,11 +162,18 @@ class Dispatcher:
             max_tokens=job.sampling.max_tokens,
             expected_output=self._settings.expected_output_tokens,
         )
+        if demand.most_output_tokens == 0:
+            # No decode group takes part, so there is no room to wait for.
+            loads = self.registry.prefills(blamed=blamed)
+            able = [load for load in loads if demand.prompt_tokens <= load.limits.max_request_tokens]
+            if not able:
+                raise failure or self._unserved(demand, scoring=True)
+            return self._charged(place_scoring(able, rotation=self._placements), demand)
         async with self._placing:
             while True:
-                pairs = self.registry.pairs(excluded=excluded)
+                pairs = [pair for pair in self.registry.pairs(blamed=blamed) if pair.can_hold(demand)]
                 if not pairs:
-                    raise failure or no_worker(self.registry.causes())
+                    raise failure or self._unserved(demand)
                 placed = place(
                     pairs,
                     demand,
@@ -162,10 +181,18 @@ class Dispatcher:
                     overcommit=self._settings.kv_overcommit,
                 )
                 if not isinstance(placed, NoRoom):
-                    self._placements += 1
-                    charge = self.registry.charge(prefill=placed.prefill, decode=placed.decode, demand=demand)
-                    return placed, charge
+                    return self._charged(placed, demand)
                 await self.registry.wait_for_change()
+
+    def _charged(self, placed: Placement, demand: Demand) -> tuple[Placement, Charge]:
+        self._placements += 1
+        return placed, self.registry.charge(prefill=placed.prefill, decode=placed.decode, demand=demand)
+
+    def _unserved(self, demand: Demand, *, scoring: bool = False) -> Unavailable:
+        """Why no group can be given the request now, though some could when it was read."""
+        causes = self.registry.causes(scoring=scoring)
+        longest = demand.prompt_tokens + demand.most_output_tokens
+        return no_worker(causes or [f"none that can hold {longest} tokens is ready"])
 
     def _attempt(
         self, job: SequenceJob, placement: Placement, charge: Charge, timeline: Timeline
@@ -180,7 +207,7 @@ class Dispatcher:
 
         hooks = AttemptHooks(leased=leased, prefilled=timeline.prefilled, first_token=first_token)
         prefill = self.registry.workers[placement.prefill]
-        if job.sampling.max_tokens == 0:
+        if placement.decode is None:
             return score(job, prefill, hooks)
         decode = self.registry.workers[placement.decode]
         return attempt(job, prefill=prefill, decode=decode, hooks=hooks)

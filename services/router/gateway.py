@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from services.router.admission import DeploymentLimits
 from services.router.answers import Header
 from services.router.config import RouterConfig
 from services.router.dispatch import Dispatcher
@@ -23,7 +24,7 @@ from services.router.generation import Generator
 from services.router.health import alive_causes, gauges, ready_causes
 from services.router.http import ClientGone, EventStream, check_key, read_json, unless_gone
 from services.router.metrics import Metrics
-from services.router.registry import Limits, Registry, no_worker
+from services.router.registry import Registry, no_worker
 from services.router.schemas import DetokenizeBody, TokenizeBody, read
 from services.router.tokenizer import Tokenizer
 from services.router.validate import RequestReader, Work
@@ -157,7 +158,9 @@ class Gateway:
         # Tokenising a long prompt takes long enough to stall other streams.
         work = await asyncio.to_thread(read_work, raw, request_id=request_id, limits=limits)
         self.dispatcher.check_entry(
-            sequences=len(work.jobs), prompt_tokens=sum(len(job.prompt) for job in work.jobs)
+            sequences=len(work.jobs),
+            prompt_tokens=sum(len(job.prompt) for job in work.jobs),
+            scoring=all(job.sampling.max_tokens == 0 for job in work.jobs),
         )
         header = Header(answer_id=request_id, created=int(self.sources.wall()), model=self.config.model_name)
         try:
@@ -185,7 +188,7 @@ class Gateway:
             request_id=header.answer_id,
         )
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> DeploymentLimits:
         limits = self.registry.limits()
         if limits is None:
             raise no_worker(self.registry.causes())

@@ -6,7 +6,7 @@ Invariant: among groups that are equally loaded the choice rotates, so no group 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.router.admission import Demand, GroupLoad, has_room
+from services.router.admission import Demand, GroupLoad, has_room, pair_limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,8 @@ class Placement:
     """The chosen pair (addresses of the leaders) and why."""
 
     prefill: str
-    decode: str
+    decode: str | None
+    """None for a request that only scores its prompt."""
     reason: str
 
 
@@ -32,6 +33,10 @@ class Pair:
     prefill: GroupLoad
     decode: GroupLoad
 
+    def can_hold(self, demand: Demand) -> bool:
+        """True when the request is not longer than the two can ever serve."""
+        return pair_limits(self.prefill.limits, self.decode.limits).hold(demand)
+
 
 def place(
     pairs: Sequence[Pair], demand: Demand, *, rotation: int, overcommit: float = 1.0
@@ -39,7 +44,7 @@ def place(
     """Choose the decode group with the least projected use that has room, and its least loaded prefill group.
 
     Args:
-        pairs: compatible pairs of ready groups, at least one.
+        pairs: compatible pairs of ready groups that can hold the request, at least one.
         demand: of the request.
         rotation: counts placements; decides between equals.
         overcommit: see `has_room`.
@@ -53,13 +58,29 @@ def place(
         )
     decode = _rotate(_least([pair.decode for pair in roomy], _use), rotation)
     prefills = [pair.prefill for pair in roomy if pair.decode.address == decode.address]
-    prefill = _rotate(_least(prefills, lambda load: (load.prompt_tokens_pending, load.sequences)), rotation)
+    prefill = _rotate(_least(prefills, _pending), rotation)
     return Placement(
         prefill=prefill.address,
         decode=decode.address,
         reason=f"{decode.group} projects {decode.kv_tokens_projected}/{decode.kv_tokens_total} KV tokens, "
         f"{prefill.group} has {prefill.prompt_tokens_pending} prompt tokens pending",
     )
+
+
+def place_scoring(prefills: Sequence[GroupLoad], *, rotation: int) -> Placement:
+    """The least loaded prefill group, for a prompt that is only scored.
+
+    Args:
+        prefills: ready groups that can hold the prompt, at least one.
+        rotation: as for `place`.
+    """
+    prefill = _rotate(_least(prefills, _pending), rotation)
+    reason = f"{prefill.group} has {prefill.prompt_tokens_pending} prompt tokens pending; nothing to decode"
+    return Placement(prefill=prefill.address, decode=None, reason=reason)
+
+
+def _pending(load: GroupLoad) -> tuple[float, int]:
+    return load.prompt_tokens_pending, load.sequences
 
 
 def _use(load: GroupLoad) -> tuple[float, int]:

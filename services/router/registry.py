@@ -7,10 +7,10 @@ keeps the last one (busy is not dead), a refused connection does not.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.router.admission import Demand, GroupLoad
+from services.router.admission import Demand, DeploymentLimits, GroupLimits, GroupLoad, pair_limits
 from services.router.pairing import compatible, why_not_ready
 from services.router.placement import Pair
 from services.router.records import GroupRecord
@@ -23,22 +23,12 @@ _LOG = logging.getLogger("splash.router")
 PHASES = ("prefill", "decode")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one request may hold, from the groups' descriptions; tokens."""
-
-    max_model_len: int
-    """Prompt plus output."""
-    max_prompt: int
-    """Prompt alone: what the prefill group can hold."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Charge:
     """One sequence on its way: counted against its groups until they report it themselves."""
 
     prefill: str
-    decode: str
+    decode: str | None
     demand: Demand
     leased_at_s: float | None = None
     prefilling: bool = True
@@ -96,33 +86,50 @@ class Registry:
             raise NotFound(f"name one of the {phase} groups: {names}; got {group!r}", param="group")
         return matching[0], self.workers[matching[0].address]
 
-    def limits(self) -> Limits | None:
-        """The longest request that some pair of groups can hold; None before both phases are known."""
-        found = [
-            _pair_limits(prefill.description, decode.description)
-            for prefill in self.records("prefill")
-            for decode in self.records("decode")
-            if prefill.description is not None and decode.description is not None
-        ]
-        return max(found, key=lambda limits: (limits.max_model_len, limits.max_prompt), default=None)
+    def limits(self) -> DeploymentLimits | None:
+        """What the pairs of groups can hold; None before both phases are known."""
+        prefills, decodes = (
+            [_limits(record.description) for record in self.records(phase) if record.description is not None]
+            for phase in PHASES
+        )
+        if not prefills or not decodes:
+            return None
+        return DeploymentLimits(
+            pairs=tuple(pair_limits(prefill, decode) for prefill in prefills for decode in decodes),
+            max_scored=max(min(limits.max_model_len, limits.max_request_tokens) for limits in prefills),
+        )
 
-    def causes(self) -> list[str]:
-        """Why no request can be served now; empty when one can."""
-        return why_not_ready(self.records("prefill"), self.records("decode"))
+    def causes(self, *, scoring: bool = False) -> list[str]:
+        """Why no request (or none that only scores its prompt) can be served now; empty when one can."""
+        prefills = self.records("prefill")
+        if not scoring:
+            return why_not_ready(prefills, self.records("decode"))
+        troubles = [f"{record.label}: {record.trouble}" for record in prefills if record.trouble]
+        return troubles if len(troubles) == len(prefills) else []
 
-    def pairs(self, *, excluded: frozenset[str] = frozenset()) -> list[Pair]:
-        """Ready groups that fit together, with their loads."""
-        usable = [
-            record for record in self.records() if record.trouble is None and record.address not in excluded
-        ]
+    def pairs(self, *, blamed: Collection[frozenset[str]] = ()) -> list[Pair]:
+        """Ready groups that fit together, with their loads.
+
+        Args:
+            blamed: groups of which a request must not use all of an entry together.
+        """
         return [
             Pair(prefill=self._load(prefill), decode=self._load(decode))
-            for prefill in usable
-            for decode in usable
-            if prefill.phase == "prefill" and decode.phase == "decode" and compatible(prefill, decode)
+            for prefill in self._usable("prefill")
+            for decode in self._usable("decode")
+            if compatible(prefill, decode)
+            and not any(groups <= {prefill.address, decode.address} for groups in blamed)
         ]
 
-    def charge(self, *, prefill: str, decode: str, demand: Demand) -> Charge:
+    def prefills(self, *, blamed: Collection[frozenset[str]] = ()) -> list[GroupLoad]:
+        """Ready prefill groups alone, with their loads; see `pairs`."""
+        return [
+            self._load(record)
+            for record in self._usable("prefill")
+            if not any(groups <= {record.address} for groups in blamed)
+        ]
+
+    def charge(self, *, prefill: str, decode: str | None, demand: Demand) -> Charge:
         """Count a sequence against its groups from now on."""
         charge = Charge(prefill=prefill, decode=decode, demand=demand)
         self._charges.add(charge)
@@ -135,7 +142,8 @@ class Registry:
     def discharge(self, charge: Charge) -> None:
         """The sequence has ended; look at its group soon if somebody may wait for the room."""
         self._charges.discard(charge)
-        self._hurry[charge.decode].set()
+        if charge.decode is not None:
+            self._hurry[charge.decode].set()
 
     def suspect(self, address: str) -> None:
         """A request failed there: look at once whether the group still answers."""
@@ -189,8 +197,12 @@ class Registry:
         async with self._changed:
             self._changed.notify_all()
 
+    def _usable(self, phase: str) -> list[GroupRecord]:
+        return [record for record in self.records(phase) if record.trouble is None]
+
     def _load(self, record: GroupRecord) -> GroupLoad:
         assert record.state is not None, "only groups that answered are loaded"
+        assert record.description is not None, "only groups that answered are loaded"
         mine = [charge for charge in self._charges if record.address in (charge.prefill, charge.decode)]
         unseen = [
             charge
@@ -201,6 +213,7 @@ class Registry:
         return GroupLoad(
             address=record.address,
             group=record.label,
+            limits=_limits(record.description),
             kv_tokens_total=record.state.kv_tokens_total,
             kv_tokens_projected=record.state.kv_tokens_projected
             + sum(charge.demand.kv_tokens for charge in unseen),
@@ -209,11 +222,10 @@ class Registry:
         )
 
 
-def _pair_limits(prefill: control_pb2.GroupDescription, decode: control_pb2.GroupDescription) -> Limits:
+def _limits(description: control_pb2.GroupDescription) -> GroupLimits:
     """Zero in a description means no bound of that kind."""
-    lengths = (prefill.max_model_len, decode.max_model_len, decode.max_request_tokens)
-    longest = min((length for length in lengths if length > 0), default=0)
-    return Limits(max_model_len=longest, max_prompt=min(longest, prefill.max_request_tokens or longest))
+    longest = description.max_model_len or description.max_request_tokens
+    return GroupLimits(max_model_len=longest, max_request_tokens=description.max_request_tokens or longest)
 
 
 def no_worker(causes: Sequence[str]) -> Unavailable:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.router.admission import DeploymentLimits
 from services.router.answers import ChatFormat, CompletionFormat, Echo, Format
 from services.router.events import SequenceJob
-from services.router.registry import Limits
 from services.router.sampling import SamplingReader, Wanted, stop_strings
 from services.router.schemas import Body, ChatBody, CompletionBody, Message, read_generation
 from services.router.sequence import TextRules
@@ -58,7 +58,7 @@ class RequestReader:
             vocab_size=tokenizer.vocab_size, eos_ids=settings.eos_ids, random_seed=random_seed
         )
 
-    def chat(self, raw: dict[str, Any], *, request_id: str, limits: Limits) -> Work:
+    def chat(self, raw: dict[str, Any], *, request_id: str, limits: DeploymentLimits) -> Work:
         """A chat request as work."""
         body = read_generation(ChatBody, raw)
         self.check_model(body.model)
@@ -78,7 +78,7 @@ class RequestReader:
             body, [prompt], wanted, request_id, limits, ChatFormat(self._tokenizer, logprobs=logprobs)
         )
 
-    def completion(self, raw: dict[str, Any], *, request_id: str, limits: Limits) -> Work:
+    def completion(self, raw: dict[str, Any], *, request_id: str, limits: DeploymentLimits) -> Work:
         """A completion request as work."""
         body = read_generation(CompletionBody, raw)
         self.check_model(body.model)
@@ -165,7 +165,7 @@ class RequestReader:
         prompts: Sequence[tuple[int, ...]],
         wanted: Wanted,
         request_id: str,
-        limits: Limits,
+        limits: DeploymentLimits,
         answer: Format,
     ) -> Work:
         if body.stream_options is not None and not body.stream:
@@ -189,22 +189,25 @@ class RequestReader:
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
 
-    def _fit(self, prompt: Sequence[int], wanted: Wanted, limits: Limits) -> int:
+    def _fit(self, prompt: Sequence[int], wanted: Wanted, limits: DeploymentLimits) -> int:
         """The `max_tokens` of a prompt; raises `ContextTooLong` with the numbers."""
         if not prompt:
             raise InvalidRequest(f"{wanted.prompt_field} is empty", param=wanted.prompt_field)
         least = 1 if wanted.max_tokens is None else wanted.max_tokens
-        if len(prompt) + least > limits.max_model_len or len(prompt) > limits.max_prompt:
+        if least == 0 and len(prompt) <= limits.max_scored:
+            return 0
+        best = limits.of_prompt(len(prompt))
+        if len(prompt) + least > best.max_model_len or len(prompt) > best.max_prompt:
             raise ContextTooLong(
-                f"This model's maximum context length is {limits.max_model_len} tokens "
-                f"({limits.max_prompt} of prompt). However, you requested {len(prompt) + least} tokens "
+                f"This model's maximum context length is {best.max_model_len} tokens "
+                f"({best.max_prompt} of prompt). However, you requested {len(prompt) + least} tokens "
                 f"({len(prompt)} in the {wanted.prompt_field}, {least} in the completion). "
                 f"Please reduce the length of the {wanted.prompt_field} or completion.",
                 param=wanted.prompt_field,
             )
         if wanted.max_tokens is not None:
             return wanted.max_tokens
-        room = limits.max_model_len - len(prompt)
+        room = best.max_model_len - len(prompt)
         caps = [
             self._settings.max_output_tokens,
             _COMPLETION_TOKENS if wanted.prompt_field == "prompt" else None,

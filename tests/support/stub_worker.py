@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from splash_core.errors import SplashError
+from splash_core.errors import SplashError, Unavailable
 from splash_core.pb import common_pb2, control_pb2, decode_pb2, prefill_pb2
 
 
@@ -18,10 +18,13 @@ class StubWorker:
         self.projected = 0
         self.running = 0
         self.total = 1000
+        self.max_request_tokens = 500
         self.step_age_s = 0.0
         self.abi = common_pb2.KvAbi(version="1", dtype=dtype)
         self.control_error: SplashError | None = None
         self.run_error: SplashError | None = None
+        self.refuse_partner = ""
+        """Decode group about which prefill complains."""
         self.tokens: Callable[[], AsyncGenerator[int, None]] | None = None
         self.calls = 0
         self.described = 0
@@ -36,6 +39,7 @@ class StubWorker:
             incarnation=self.incarnation,
             abi=self.abi,
             max_model_len=500,
+            max_request_tokens=self.max_request_tokens,
         )
 
     async def state(self, *, timeout_s: float) -> control_pb2.GroupState:
@@ -71,10 +75,11 @@ class StubWorker:
         return control_pb2.DrainResult(drained=True)
 
     async def run_prefill(self, request: prefill_pb2.PrefillRequest) -> prefill_pb2.PrefillResult:
-        del request
         self.calls += 1
         if self.run_error is not None:
             raise self.run_error
+        if self.refuse_partner and request.lease.group == self.refuse_partner:
+            raise Unavailable(f"decode group {self.refuse_partner} is not reachable")
         return prefill_pb2.PrefillResult()
 
     async def generate(
@@ -84,7 +89,7 @@ class StubWorker:
         try:
             if self.run_error is not None and self.tokens is None:
                 raise self.run_error
-            yield decode_pb2.DecodeEvent(lease=common_pb2.Lease(lease=request.request_id))
+            yield decode_pb2.DecodeEvent(lease=common_pb2.Lease(lease=request.request_id, group=self.address))
             # Prefill has its turn first, as it has in truth.
             await asyncio.sleep(0.002)
             if self.tokens is not None:

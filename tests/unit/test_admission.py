@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from services.router.admission import (
     Demand,
+    DeploymentLimits,
+    GroupLimits,
     GroupLoad,
+    Limits,
     QueueLimits,
     QueueLoad,
     has_room,
@@ -24,6 +27,7 @@ def load(*, projected: int, total: int = 1000, sequences: int = 1, address: str 
     return GroupLoad(
         address=address,
         group=address,
+        limits=GroupLimits(max_model_len=9000, max_request_tokens=9000),
         kv_tokens_total=total,
         kv_tokens_projected=projected,
         sequences=sequences,
@@ -62,13 +66,13 @@ def test_one_large_request_enters_an_empty_queue() -> None:
 
 @given(st.integers(0, 4000), st.integers(1, 4000), st.integers(0, 5))
 def test_room_is_projection_plus_demand(projected: int, prompt: int, sequences: int) -> None:
-    demand = Demand(prompt_tokens=prompt, output_tokens=10)
+    demand = Demand(prompt_tokens=prompt, output_tokens=10, most_output_tokens=10)
     fits = projected + prompt + 10 <= 1000
     assert has_room(load(projected=projected, sequences=sequences), demand) == (fits or sequences == 0)
 
 
 def test_overcommit_lets_the_group_queue_for_itself() -> None:
-    demand = Demand(prompt_tokens=10, output_tokens=10)
+    demand = Demand(prompt_tokens=10, output_tokens=10, most_output_tokens=10)
     assert has_room(load(projected=1980), demand, overcommit=2.0)
     assert not has_room(load(projected=1981), demand, overcommit=2.0)
 
@@ -76,6 +80,14 @@ def test_overcommit_lets_the_group_queue_for_itself() -> None:
 def test_projection_expects_no_more_than_asked() -> None:
     assert project(prompt_tokens=5, max_tokens=7, expected_output=512).kv_tokens == 12
     assert project(prompt_tokens=5, max_tokens=9999, expected_output=512).kv_tokens == 517
+
+
+def test_limits_of_different_pairs_do_not_hide_each_other() -> None:
+    long = Limits(max_model_len=1000, max_prompt=100)
+    wide = Limits(max_model_len=500, max_prompt=500)
+    limits = DeploymentLimits(pairs=(wide, long), max_scored=500)
+    assert limits.max_model_len == 1000
+    assert [limits.of_prompt(prompt) for prompt in (100, 101, 500, 501)] == [long, wide, wide, wide]
 
 
 @given(st.integers(0, 10_000), st.floats(0.001, 100))
@@ -109,7 +121,9 @@ def test_charges_count_until_the_group_reports_them() -> None:
             )
 
         await look()
-        charge = registry.charge(prefill="p", decode="d", demand=Demand(prompt_tokens=30, output_tokens=20))
+        charge = registry.charge(
+            prefill="p", decode="d", demand=Demand(prompt_tokens=30, output_tokens=20, most_output_tokens=20)
+        )
         now[0] = 1.0
         await look()
         now[0] = 2.0

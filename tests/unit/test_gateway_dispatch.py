@@ -110,6 +110,92 @@ def test_a_dead_group_is_replaced_before_the_first_token(phase: str) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("asks_for_scores", [False, True])
+def test_an_error_about_the_decode_group_does_not_exclude_the_prefill_group(asks_for_scores: bool) -> None:
+    async def scenario(world: World) -> None:
+        only = world.prefills[0]
+        world.prefills[1].state_name = "draining"
+        only.refuse_partner = "d0"
+        # Placement prefers d0.
+        world.decodes[1].projected = 500
+        await world.refresh()
+        sampling = SamplingParams(max_tokens=4, prompt_logprobs=0 if asks_for_scores else None)
+        events = await world.collect(SequenceJob(request_id="r", prompt=(1, 2), sampling=sampling))
+        assert events[-1] == Finished(reason="length")
+        assert world.calls == [2, 0, 1, 1]
+
+    run(scenario)
+
+
+def test_an_overloaded_prefill_group_is_not_asked_again_for_another_decode_group() -> None:
+    async def scenario(world: World) -> None:
+        for worker in world.prefills:
+            worker.run_error = Overloaded("full", retry_after_s=7)
+        with pytest.raises(Overloaded):
+            await world.collect()
+        assert [worker.calls for worker in world.prefills] == [1, 1]
+
+    run(scenario)
+
+
+def test_a_request_goes_to_the_groups_that_can_hold_it() -> None:
+    async def scenario(world: World) -> None:
+        world.decodes[0].max_request_tokens = world.prefills[1].max_request_tokens = 50
+        world.decodes[0].incarnation = world.prefills[1].incarnation = "2"
+        # The small decode group would be the least used.
+        world.decodes[1].projected = 500
+        await world.refresh()
+        sampling = SamplingParams(max_tokens=100)
+        for _ in range(4):
+            await world.collect(SequenceJob(request_id="r", prompt=(1,) * 60, sampling=sampling))
+        assert world.calls == [4, 0, 0, 4]
+        # Output does not count in prefill.
+        for _ in range(4):
+            await world.collect(SequenceJob(request_id="r", prompt=(1,) * 40, sampling=sampling))
+        assert world.calls == [6, 2, 0, 8]
+        world.decodes[1].state_name = "draining"
+        await world.refresh()
+        with pytest.raises(Unavailable, match="none that can hold 160 tokens is ready"):
+            await world.collect(SequenceJob(request_id="r", prompt=(1,) * 60, sampling=sampling))
+        limits = world.registry.limits()
+        assert limits is not None
+        assert limits.max_model_len == 500
+
+    run(scenario)
+
+
+SCORING = SequenceJob(
+    request_id="s", prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=0, prompt_logprobs=0)
+)
+
+
+def test_scoring_needs_no_decode_group() -> None:
+    async def scenario(world: World) -> None:
+        # One is full, one is gone, and somebody waits for room.
+        world.decodes[0].projected, world.decodes[0].running = 1000, 1
+        world.decodes[1].state_name = "failed"
+        await world.refresh()
+        await world.registry.start()
+        waiting = asyncio.create_task(world.collect())
+        await asyncio.sleep(0.02)
+        assert (await world.collect(SCORING))[-1] == Finished(reason="length")
+        world.decodes[0].state_name = "failed"
+        await world.refresh()
+        world.dispatcher.check_entry(sequences=1, prompt_tokens=1, scoring=True)
+        assert (await world.collect(SCORING))[-1] == Finished(reason="length")
+        assert world.calls == [1, 1, 0, 0]
+        with pytest.raises(Unavailable):
+            await waiting
+        for worker in world.prefills:
+            worker.state_name = "draining"
+        await world.refresh()
+        with pytest.raises(Unavailable, match="p0: is draining; p1: is draining"):
+            world.dispatcher.check_entry(sequences=1, prompt_tokens=1, scoring=True)
+        await world.registry.stop()
+
+    run(scenario)
+
+
 def test_all_dead_is_the_last_cause() -> None:
     async def scenario(world: World) -> None:
         for worker in world.decodes:
@@ -218,6 +304,11 @@ def test_retry_after_follows_the_pace_of_the_queue() -> None:
             await gate.wait()
             yield 1
 
+        for _ in range(5):
+            world.now += 1.0
+            await world.collect()
+        # What was before an idle hour says nothing.
+        world.now += 3600.0
         for _ in range(5):
             world.now += 4.0
             await world.collect()

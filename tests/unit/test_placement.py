@@ -2,19 +2,24 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission import Demand, GroupLoad
-from services.router.placement import NoRoom, Pair, Placement, place
+from services.router.admission import Demand, GroupLimits, GroupLoad
+from services.router.placement import NoRoom, Pair, Placement, place, place_scoring
 
-DEMAND = Demand(prompt_tokens=10, output_tokens=10)
+DEMAND = Demand(prompt_tokens=10, output_tokens=10, most_output_tokens=30)
+LIMITS = GroupLimits(max_model_len=500, max_request_tokens=500)
 
 
-def group(name: str, *, projected: int = 0, pending: int = 0, total: int = 1000) -> GroupLoad:
+def group(
+    name: str, *, projected: int = 0, pending: int = 0, total: int = 1000, limits: GroupLimits = LIMITS
+) -> GroupLoad:
     return GroupLoad(
         address=name,
         group=name,
+        limits=limits,
         kv_tokens_total=total,
         kv_tokens_projected=projected,
         sequences=1,
@@ -26,7 +31,7 @@ def cross(prefills: list[GroupLoad], decodes: list[GroupLoad]) -> list[Pair]:
     return [Pair(prefill=prefill, decode=decode) for prefill in prefills for decode in decodes]
 
 
-def chosen(pairs: list[Pair], rotation: int = 0) -> tuple[str, str]:
+def chosen(pairs: list[Pair], rotation: int = 0) -> tuple[str, str | None]:
     placed = place(pairs, DEMAND, rotation=rotation)
     assert isinstance(placed, Placement)
     return placed.prefill, placed.decode
@@ -81,6 +86,7 @@ def test_chosen_decode_always_has_room_and_is_least_used(projected: list[int], r
     if isinstance(placed, NoRoom):
         assert roomy == []
     else:
+        assert placed.decode is not None
         assert projected[int(placed.decode[1:])] == min(roomy)
 
 
@@ -88,3 +94,34 @@ def test_only_given_pairs_are_used() -> None:
     pairs = [Pair(prefill=group("p0", pending=90), decode=group("d0", projected=10))]
     pairs.append(Pair(prefill=group("p1"), decode=group("d1", projected=500)))
     assert chosen(pairs) == ("p0", "d0")
+
+
+def limited(name: str, *, context: int = 100, held: int = 100) -> GroupLoad:
+    return group(name, limits=GroupLimits(max_model_len=context, max_request_tokens=held))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "holds"),
+    [
+        (limited("p"), limited("d"), True),
+        # Output never comes to prefill: its pool must hold the prompt alone.
+        (limited("p", held=10), limited("d"), True),
+        (limited("p", held=9), limited("d"), False),
+        (limited("p"), limited("d", held=40), True),
+        (limited("p"), limited("d", held=39), False),
+        (limited("p", context=40), limited("d", context=40), True),
+        (limited("p", context=39), limited("d"), False),
+        (limited("p"), limited("d", context=39), False),
+    ],
+)
+def test_a_pair_holds_the_prompt_in_prefill_and_all_of_it_in_decode(
+    prefill: GroupLoad, decode: GroupLoad, holds: bool
+) -> None:
+    assert Pair(prefill=prefill, decode=decode).can_hold(DEMAND) == holds
+
+
+def test_scoring_takes_the_least_pending_prefill_and_no_decode() -> None:
+    loads = [group("p0", pending=9), group("p1", pending=3), group("p2", pending=3)]
+    placed = [place_scoring(loads, rotation=rotation) for rotation in range(4)]
+    assert [placement.prefill for placement in placed] == ["p1", "p2", "p1", "p2"]
+    assert {placement.decode for placement in placed} == {None}
