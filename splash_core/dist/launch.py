@@ -1,7 +1,7 @@
 """Brings the ranks of a group together: the only place that makes process groups and shared segments.
 
-Two communicators over the same ranks come out of it, both warmed up (docs/model.md §5). Invariant: it ends within
-its deadline, and a peer that does not come is named.
+Two communicators over the same ranks come out of it, both warmed up (docs/model.md §5). Invariant: it ends
+within its deadline, and a peer that does not come is named.
 """
 
 # pyright: reportPrivateImportUsage=false
