@@ -15,8 +15,8 @@ class Demand:
     prompt_tokens: int
     output_tokens: int
     """Expected output: at most what the request allows."""
-    most_output_tokens: int
-    """What the request allows; 0 for one that only scores its prompt."""
+    required_output_tokens: int
+    """Output that there must be room for: all that the request names, 0 for one that only scores."""
 
     @property
     def kv_tokens(self) -> int:
@@ -44,8 +44,8 @@ class Limits:
     """Prompt alone: what the prefill group can hold."""
 
     def hold(self, demand: Demand) -> bool:
-        """True when the request fits, however much of its output comes."""
-        longest = demand.prompt_tokens + demand.most_output_tokens
+        """True when the request fits with all output that there must be room for."""
+        longest = demand.prompt_tokens + demand.required_output_tokens
         return demand.prompt_tokens <= self.max_prompt and longest <= self.max_model_len
 
 
@@ -108,12 +108,21 @@ class GroupLoad:
     """Prompt tokens sent there whose first token is not back."""
 
 
-def project(*, prompt_tokens: int, max_tokens: int, expected_output: int) -> Demand:
-    """The demand of a sequence that may generate `max_tokens`, of which `expected_output` are likely."""
+def project(
+    *, prompt_tokens: int, max_tokens: int, expected_output: int, required_output: int | None = None
+) -> Demand:
+    """The demand of a sequence that may generate `max_tokens`, of which `expected_output` are likely.
+
+    Args:
+        prompt_tokens: of the sequence.
+        max_tokens: the most output.
+        expected_output: output that is likely of a sequence that may generate more.
+        required_output: output that there must be room for; default: all of it.
+    """
     return Demand(
         prompt_tokens=prompt_tokens,
         output_tokens=min(max_tokens, expected_output),
-        most_output_tokens=max_tokens,
+        required_output_tokens=max_tokens if required_output is None else required_output,
     )
 
 

@@ -139,7 +139,9 @@ class Dispatcher:
             placement, charge = await self._placed(job, blamed, failure)
             timeline.place(placement)
             try:
-                async with aclosing(self._attempt(job, placement, charge, timeline)) as events:
+                async with aclosing(
+                    self._attempt(job.within(placement.max_model_len), placement, charge, timeline)
+                ) as events:
                     async for event in events:
                         yield event
                 return
@@ -161,8 +163,9 @@ class Dispatcher:
             prompt_tokens=len(job.prompt),
             max_tokens=job.sampling.max_tokens,
             expected_output=self._settings.expected_output_tokens,
+            required_output=job.required_output,
         )
-        if demand.most_output_tokens == 0:
+        if demand.required_output_tokens == 0:
             # No decode group takes part, so there is no room to wait for.
             loads = self.registry.prefills(blamed=blamed)
             able = [load for load in loads if demand.prompt_tokens <= load.limits.max_request_tokens]
@@ -171,7 +174,7 @@ class Dispatcher:
             return self._charged(place_scoring(able, rotation=self._placements), demand)
         async with self._placing:
             while True:
-                pairs = [pair for pair in self.registry.pairs(blamed=blamed) if pair.can_hold(demand)]
+                pairs = [pair for pair in self.registry.pairs(blamed=blamed) if pair.limits.hold(demand)]
                 if not pairs:
                     raise failure or self._unserved(demand)
                 placed = place(
@@ -191,7 +194,7 @@ class Dispatcher:
     def _unserved(self, demand: Demand, *, scoring: bool = False) -> Unavailable:
         """Why no group can be given the request now, though some could when it was read."""
         causes = self.registry.causes(scoring=scoring)
-        longest = demand.prompt_tokens + demand.most_output_tokens
+        longest = demand.prompt_tokens + demand.required_output_tokens
         return no_worker(causes or [f"none that can hold {longest} tokens is ready"])
 
     def _attempt(

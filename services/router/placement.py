@@ -6,7 +6,7 @@ Invariant: among groups that are equally loaded the choice rotates, so no group 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.router.admission import Demand, GroupLoad, has_room, pair_limits
+from services.router.admission import Demand, GroupLoad, Limits, has_room, pair_limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,8 @@ class Placement:
     prefill: str
     decode: str | None
     """None for a request that only scores its prompt."""
+    max_model_len: int
+    """Context of the two, tokens."""
     reason: str
 
 
@@ -33,9 +35,10 @@ class Pair:
     prefill: GroupLoad
     decode: GroupLoad
 
-    def can_hold(self, demand: Demand) -> bool:
-        """True when the request is not longer than the two can ever serve."""
-        return pair_limits(self.prefill.limits, self.decode.limits).hold(demand)
+    @property
+    def limits(self) -> Limits:
+        """How long a request the two can ever serve."""
+        return pair_limits(self.prefill.limits, self.decode.limits)
 
 
 def place(
@@ -62,6 +65,7 @@ def place(
     return Placement(
         prefill=prefill.address,
         decode=decode.address,
+        max_model_len=pair_limits(prefill.limits, decode.limits).max_model_len,
         reason=f"{decode.group} projects {decode.kv_tokens_projected}/{decode.kv_tokens_total} KV tokens, "
         f"{prefill.group} has {prefill.prompt_tokens_pending} prompt tokens pending",
     )
@@ -76,7 +80,9 @@ def place_scoring(prefills: Sequence[GroupLoad], *, rotation: int) -> Placement:
     """
     prefill = _rotate(_least(prefills, _pending), rotation)
     reason = f"{prefill.group} has {prefill.prompt_tokens_pending} prompt tokens pending; nothing to decode"
-    return Placement(prefill=prefill.address, decode=None, reason=reason)
+    return Placement(
+        prefill=prefill.address, decode=None, max_model_len=prefill.limits.max_model_len, reason=reason
+    )
 
 
 def _pending(load: GroupLoad) -> tuple[float, int]:

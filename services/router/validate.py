@@ -178,7 +178,10 @@ class RequestReader:
             for choice in range(n):
                 sampling = self._sampling.read(body, wanted, max_tokens=room, choice=choice)
                 name = f"{request_id}-{len(jobs)}"
-                jobs.append(SequenceJob(request_id=name, prompt=prompt, sampling=sampling))
+                open_ended = wanted.max_tokens is None
+                jobs.append(
+                    SequenceJob(request_id=name, prompt=prompt, sampling=sampling, open_ended=open_ended)
+                )
         rules = TextRules(stops=stops, min_tokens=jobs[0].sampling.min_tokens)
         return Work(
             jobs=tuple(jobs),

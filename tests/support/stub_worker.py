@@ -27,6 +27,8 @@ class StubWorker:
         """Decode group about which prefill complains."""
         self.tokens: Callable[[], AsyncGenerator[int, None]] | None = None
         self.calls = 0
+        self.asked: list[int] = []
+        """`max_tokens` of each sequence to decode."""
         self.described = 0
         self.closed = 0
 
@@ -86,6 +88,7 @@ class StubWorker:
         self, request: decode_pb2.DecodeRequest
     ) -> AsyncGenerator[decode_pb2.DecodeEvent, None]:
         self.calls += 1
+        self.asked.append(request.sampling.max_tokens)
         try:
             if self.run_error is not None and self.tokens is None:
                 raise self.run_error

@@ -66,13 +66,13 @@ def test_one_large_request_enters_an_empty_queue() -> None:
 
 @given(st.integers(0, 4000), st.integers(1, 4000), st.integers(0, 5))
 def test_room_is_projection_plus_demand(projected: int, prompt: int, sequences: int) -> None:
-    demand = Demand(prompt_tokens=prompt, output_tokens=10, most_output_tokens=10)
+    demand = Demand(prompt_tokens=prompt, output_tokens=10, required_output_tokens=10)
     fits = projected + prompt + 10 <= 1000
     assert has_room(load(projected=projected, sequences=sequences), demand) == (fits or sequences == 0)
 
 
 def test_overcommit_lets_the_group_queue_for_itself() -> None:
-    demand = Demand(prompt_tokens=10, output_tokens=10, most_output_tokens=10)
+    demand = Demand(prompt_tokens=10, output_tokens=10, required_output_tokens=10)
     assert has_room(load(projected=1980), demand, overcommit=2.0)
     assert not has_room(load(projected=1981), demand, overcommit=2.0)
 
@@ -122,7 +122,9 @@ def test_charges_count_until_the_group_reports_them() -> None:
 
         await look()
         charge = registry.charge(
-            prefill="p", decode="d", demand=Demand(prompt_tokens=30, output_tokens=20, most_output_tokens=20)
+            prefill="p",
+            decode="d",
+            demand=Demand(prompt_tokens=30, output_tokens=20, required_output_tokens=20),
         )
         now[0] = 1.0
         await look()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,24 @@ def test_a_request_goes_to_the_groups_that_can_hold_it() -> None:
         limits = world.registry.limits()
         assert limits is not None
         assert limits.max_model_len == 500
+
+    run(scenario)
+
+
+def test_a_request_without_max_tokens_goes_to_all_groups_and_takes_what_they_leave() -> None:
+    async def scenario(world: World) -> None:
+        world.decodes[0].max_request_tokens, world.decodes[0].incarnation = 50, "2"
+        await world.refresh()
+        sampling = SamplingParams(max_tokens=460)
+        job = SequenceJob(request_id="r", prompt=(1,) * 40, sampling=sampling, open_ended=True)
+        for _ in range(4):
+            await world.collect(job)
+        assert [worker.asked for worker in world.decodes] == [[10, 10], [460, 460]]
+        # A shorter rest than `min_tokens` will not do.
+        sampling = SamplingParams(max_tokens=460, min_tokens=11)
+        for _ in range(4):
+            await world.collect(replace(job, sampling=sampling))
+        assert [worker.asked for worker in world.decodes] == [[10, 10], [460] * 6]
 
     run(scenario)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.router.admission import Demand, GroupLimits, GroupLoad
 from services.router.placement import NoRoom, Pair, Placement, place, place_scoring
 
-DEMAND = Demand(prompt_tokens=10, output_tokens=10, most_output_tokens=30)
+DEMAND = Demand(prompt_tokens=10, output_tokens=10, required_output_tokens=30)
 LIMITS = GroupLimits(max_model_len=500, max_request_tokens=500)
 
 
@@ -117,7 +117,7 @@ def limited(name: str, *, context: int = 100, held: int = 100) -> GroupLoad:
 def test_a_pair_holds_the_prompt_in_prefill_and_all_of_it_in_decode(
     prefill: GroupLoad, decode: GroupLoad, holds: bool
 ) -> None:
-    assert Pair(prefill=prefill, decode=decode).can_hold(DEMAND) == holds
+    assert Pair(prefill=prefill, decode=decode).limits.hold(DEMAND) == holds
 
 
 def test_scoring_takes_the_least_pending_prefill_and_no_decode() -> None:
