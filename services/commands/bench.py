@@ -34,6 +34,10 @@ def serve(
     layouts: Layouts = ALL,
     threads: Annotated[int, typer.Option(help="Threads of the baseline.")] = 2,
     reps: Annotated[int, typer.Option(help="Repetitions; the median counts.")] = 3,
+    decode_tokens: Annotated[int, typer.Option(help="Tokens that each stream generates.")] = 64,
+    prefill_tokens: Annotated[
+        int, typer.Option(help="Length of the prompt that prefill is timed on.")
+    ] = 1000,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -41,7 +45,8 @@ def serve(
 
     Example: `splash bench serve --out docs/results`
     """
-    model, workload = fetch_demo_model(), Workload(reps=reps)
+    model = fetch_demo_model()
+    workload = Workload(reps=reps, decode_tokens=decode_tokens, prefill_prompt=prefill_tokens)
     with stages(progress_console(), "bench serve") as progress:
         baseline = _baseline_rates(model, workload, threads, progress)
         rows = serve_rows(
