@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from splash_core.errors import ConfigError
+
 LOWEST_ID, HIGHEST_ID = 1000, 40_000
 """Ordinary tokens of the demo model's vocabulary."""
 
@@ -39,7 +41,7 @@ def common_window_rate(arrivals: Sequence[Sequence[float]]) -> float:
     begin = max(times[0] for times in arrivals)
     end = min(times[-1] for times in arrivals)
     if end <= begin:
-        raise ValueError("the streams were never all decoding at the same time; generate more tokens")
+        raise ConfigError("the streams were never all decoding at the same time; raise --decode-tokens")
     return sum(sum(begin < time <= end for time in times) for times in arrivals) / (end - begin)
 
 

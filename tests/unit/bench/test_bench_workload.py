@@ -7,6 +7,7 @@ import pytest
 
 from services.bench.document import measured_here
 from services.bench.workload import common_window_rate, median_of, prompt_ids
+from splash_core.errors import ConfigError
 
 
 def test_rate_counts_only_the_window_in_which_all_streams_decode() -> None:
@@ -18,7 +19,7 @@ def test_rate_counts_only_the_window_in_which_all_streams_decode() -> None:
 
 
 def test_streams_that_never_overlap_are_refused() -> None:
-    with pytest.raises(ValueError, match="never all decoding"):
+    with pytest.raises(ConfigError, match="never all decoding"):
         common_window_rate([[0.0, 1.0], [2.0, 3.0]])
 
 
