@@ -26,8 +26,8 @@ from splash_core.errors import SplashError
 app = typer.Typer()
 
 PAGE_SIZE = 16
-KV_BYTES = 36 << 20
-CHUNK_TOKENS = 16
+KV_BYTES = 24 << 20
+CHUNK_TOKENS = 10
 
 
 @app.command("demo")
@@ -73,7 +73,7 @@ def demo_settings(model: Path) -> UpSettings:
         page_size=PAGE_SIZE,
         kv_bytes=KV_BYTES,
         chunk_tokens=CHUNK_TOKENS,
-        max_model_len=512,
+        max_model_len=384,
     )
 
 

@@ -15,13 +15,5 @@ PROMPTS = (
     "flour forms a net that holds the bubbles. In the oven the gas expands, the water turns to steam, and "
     "the crust becomes brown and crisp at the end. Explain in a few sentences what happens in a loaf of "
     "bread while it is baked.",
-    "In the nineteenth century the telegraph sent messages over wires as short and long pulses of "
-    "current. A trained clerk could read them by ear and write them down. A letter from London to New "
-    "York took ten days by ship; after the cable of 1866 a message took some minutes. Explain in a few "
-    "sentences how the telegraph changed trade and news.",
-    "Trees drop their leaves in autumn because water is scarce when the ground is frozen. Before they "
-    "fall, the tree takes back the green pigment and stores what it can use in its trunk and roots. What "
-    "is left in the leaf is yellow and red. Explain in a few sentences why leaves change their colour in "
-    "autumn.",
     "Why is the sky blue?",
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from splash_core.attention.batch import Batch, IntArray
 from splash_core.attention.context import Angles, RankContext
 from splash_core.attention.work import AttentionWork, ChunkGroup, PagedKeys
+from splash_core.kernels.linear import linear
 from splash_core.kernels.reference import (
     attend_absorbed,
     attend_decode,
@@ -52,7 +53,7 @@ def head_queries(ctx: RankContext, layer: int, q_NQ: Tensor, angles: Angles, kin
     """`[N, H, D]`: per-head queries, the rope part rotated."""
     w_HDQ = ctx.arena.projection(layer, Matrix.Q_B, kind)
     heads, head_dim, _ = w_HDQ.shape
-    q_NHD = torch.matmul(q_NQ, w_HDQ.view(heads * head_dim, -1).T).view(q_NQ.shape[0], heads, head_dim)
+    q_NHD = linear(q_NQ, w_HDQ.view(heads * head_dim, -1)).view(q_NQ.shape[0], heads, head_dim)
     nope = ctx.spec.nope_dim
     return torch.cat([q_NHD[..., :nope], ctx.rotary.apply(q_NHD[..., nope:], angles)], dim=-1)
 
@@ -197,4 +198,4 @@ def _visible(group: ChunkGroup) -> Tensor:
 
 
 def _linear(x_ND: Tensor, down: LatentWeights) -> Tensor:
-    return torch.nn.functional.linear(x_ND, down.weight, down.bias)
+    return linear(x_ND, down.weight, down.bias)

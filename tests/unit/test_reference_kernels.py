@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from splash_core.kernels import reference
+from splash_core.kernels.linear import linear
 from splash_core.kernels.reference import attend_absorbed, attend_decode, attend_expanded, merge_by_lse
 
 HEADS, NOPE, ROPE, VALUE, LATENT = 3, 5, 4, 6, 7
@@ -69,3 +70,13 @@ def test_parts_merge_to_the_whole() -> None:
     parts = [attend_absorbed(q, part, None, scale=SCALE, latent=LATENT) for part in cuts]
     merged = merge_by_lse(torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts]))
     torch.testing.assert_close(merged, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 8, 9])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear_is_the_same_in_both_orientations(rows: int, biased: bool) -> None:
+    x, w = _random(rows, 12), _random(20, 12)
+    bias = _random(20) if biased else None
+    out = linear(x, w, bias)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out, torch.nn.functional.linear(x, w, bias), rtol=0, atol=1e-12)
