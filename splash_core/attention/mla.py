@@ -12,13 +12,13 @@ from torch import Tensor
 from splash_core.attention.batch import Batch, IntArray
 from splash_core.attention.context import Angles, RankContext
 from splash_core.attention.work import AttentionWork, ChunkGroup, PagedKeys
+from splash_core.kernels.dtypes import at_least_fp32
 from splash_core.kernels.linear import linear
 from splash_core.kernels.reference import (
     attend_absorbed,
     attend_decode,
     attend_expanded,
     gather_keys,
-    wide,
 )
 from splash_core.layout.forms import AttentionForm
 from splash_core.layout.layout import Matrix, Projection
@@ -110,7 +110,7 @@ def attend_latent(ctx: RankContext, layer: int, q_NHC: Tensor, work: AttentionWo
     latent = ctx.spec.kv_lora_rank
     pages_SPC = ctx.arena.layer(layer)
     out_NHr = q_NHC.new_empty(*q_NHC.shape[:2], latent)
-    lse_NH = torch.empty(q_NHC.shape[:2], dtype=wide(q_NHC.dtype), device=q_NHC.device)
+    lse_NH = torch.empty(q_NHC.shape[:2], dtype=at_least_fp32(q_NHC.dtype), device=q_NHC.device)
     for group in work.decodes:
         out_NHr[group.rows_B], lse_NH[group.rows_B] = attend_decode(
             q_NHC[group.rows_B], pages_SPC, group.slots_BM, group.visible_BK, scale=ctx.scale, latent=latent

@@ -10,16 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from splash_core.kernels.dtypes import at_least_fp32
+
 SCORE_TILE_ELEMENTS = 1 << 24
 """Scores held at once by chunk attention: bounds memory at long histories."""
 
 EXPANDED_TILE_ELEMENTS = 1 << 26
 """Expanded keys and values held at once: heads are taken in tiles of this size."""
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for softmax and merges: fp64 stays fp64, all else fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def gather_keys(pages_SPC: Tensor, slots_M: Tensor, num_keys: int) -> Tensor:
@@ -139,7 +136,7 @@ def merge_by_lse(out_TNHv: Tensor, lse_TNH: Tensor) -> Tensor:
 
 
 def _softmax(scores: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    scores = scores.to(wide(scores.dtype)) * scale
+    scores = scores.to(at_least_fp32(scores.dtype)) * scale
     if visible is not None:
         scores = scores.masked_fill(~visible, float("-inf"))
     top = scores.amax(dim=-1, keepdim=True)
@@ -152,4 +149,4 @@ def _softmax(scores: Tensor, visible: Tensor | None, scale: float) -> tuple[Tens
 
 
 def _no_keys(q_NHC: Tensor) -> Tensor:
-    return torch.full(q_NHC.shape[:2], float("-inf"), dtype=wide(q_NHC.dtype), device=q_NHC.device)
+    return torch.full(q_NHC.shape[:2], float("-inf"), dtype=at_least_fp32(q_NHC.dtype), device=q_NHC.device)

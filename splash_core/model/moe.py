@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from splash_core.model.dtypes import at_least_fp32
+from splash_core.kernels.dtypes import at_least_fp32
 from splash_core.model.mlp import dense_ffn, gated_ffn
 from splash_core.model.shards import MoeShard
 from splash_core.spec.model import Family, ModelSpec, MoeSpec

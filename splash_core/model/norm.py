@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from splash_core.model.dtypes import at_least_fp32
+from splash_core.kernels.dtypes import at_least_fp32
 
 LATENT_EPS = 1e-6
 """Epsilon of the q_a and kv_a norms in every family: not the model's `rms_norm_eps`."""

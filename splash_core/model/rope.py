@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from splash_core.errors import ConfigError
-from splash_core.model.dtypes import at_least_fp32
+from splash_core.kernels.dtypes import at_least_fp32
 from splash_core.spec.model import Family, ModelSpec, RopeKind, RopeSpec
 
 

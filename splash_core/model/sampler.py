@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from splash_core.errors import InvariantBroken
-from splash_core.model.dtypes import at_least_fp32
+from splash_core.kernels.dtypes import at_least_fp32
 from splash_core.model.noise import gumbel, row_key
 from splash_core.scheduling.step import TokenLogprobs
 from splash_core.spec.request import SamplingParams

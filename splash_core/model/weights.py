@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splash_core.kernels.dtypes import at_least_fp32
 from splash_core.layout.layout import Matrix
 from splash_core.layout.shares import balanced_range
 from splash_core.model.checkpoint import Checkpoint, CountingReader, Reader
-from splash_core.model.dtypes import at_least_fp32
 from splash_core.model.names import EMBEDDING, FINAL_NORM, LM_HEAD, attention, mlp
 from splash_core.model.shards import (
     DenseShard,
