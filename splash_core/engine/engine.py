@@ -17,8 +17,9 @@ from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
 from splash_core.engine.decoder import hidden_rows
+from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.mirror import Mirrors
-from splash_core.engine.output import draw_tokens, score_prompts
+from splash_core.engine.output import draw_from, draw_tokens, score_prompts
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch
@@ -35,8 +36,11 @@ from splash_core.spec.model import ModelSpec
 class RankEngine:
     """Model shard, arena and mirrors of one rank. Use `load`."""
 
-    def __init__(self, ctx: RankContext, comms: RankComms, layout: Layout) -> None:
+    def __init__(
+        self, ctx: RankContext, comms: RankComms, layout: Layout, graphs: DecodeGraphs | None = None
+    ) -> None:
         self.ctx = ctx
+        self._graphs = graphs
         self._comms = comms
         self._layout = layout
         self._epoch = Epoch(0)
@@ -143,6 +147,9 @@ class RankEngine:
             page_size=ctx.arena.map.page_size,
             device=ctx.device,
         )
+        in_place = switch is None or switch.in_place
+        if self._graphs is not None and in_place and self._graphs.covers(plan.layout, batch):
+            return draw_from(batch, self._mirrors, self._graphs.logits(plan.layout, batch)), ()
         attention = create_attention(plan.layout, ctx, batch)
         hidden_ND = hidden_rows(ctx, batch, attention, _no_wait if switch is None else switch.wait_layer)
         return (

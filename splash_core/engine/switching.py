@@ -149,6 +149,11 @@ class SwitchExecution:
             self._layers_ready += 1
         self.wait_s += time.perf_counter() - began
 
+    @property
+    def in_place(self) -> bool:
+        """True when every layer's state is in place, so that the step need not go layer by layer."""
+        return self._layers_ready == self._num_layers
+
     def finish(self) -> None:
         """Wait for all layers (a step without rows computes none)."""
         self.wait_layer(self._num_layers - 1)

@@ -10,7 +10,7 @@ def embed_partial(tokens_N: Tensor, shard: VocabShard) -> Tensor:
     """`[N, D]`: the embedding of this rank's tokens, zeros elsewhere; the sum over ranks is exact."""
     if shard.end - shard.start == shard.vocab:
         return F.embedding(tokens_N, shard.weight_VjD)
+    # Shapes do not depend on the tokens, so that a step can be captured in a CUDA graph.
     mine_N = (tokens_N >= shard.start) & (tokens_N < shard.end)
-    out_ND = shard.weight_VjD.new_zeros(tokens_N.shape[0], shard.weight_VjD.shape[1])
-    out_ND[mine_N] = shard.weight_VjD[tokens_N[mine_N] - shard.start]
-    return out_ND
+    rows_ND = F.embedding((tokens_N - shard.start).clamp(0, shard.end - shard.start - 1), shard.weight_VjD)
+    return rows_ND.masked_fill(~mine_N[:, None], 0.0)
