@@ -6,22 +6,26 @@ everywhere without asking. Rows are home-major (see `layout.homes`).
 Legend: N rows of the step, T ranks, P page size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId, SeqId
+from splash_core.kernels.base import IntArray
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.homes import Homes, RowsOfSequence, assign_homes
 from splash_core.layout.layout import RULES
 from splash_core.layout.ownership import NO_SLOT
 from splash_core.scheduling.step import StepPlan
 
-IntArray = NDArray[np.int64]
+PADDING = -1
+"""In place of a sequence's index: a row that computes nothing anybody reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,11 @@ class Batch:
     sequences: tuple[BatchSequence, ...]
     counts: tuple[int, ...]
     """Rows at home on each rank."""
+    padded: bool
+    """For a CUDA graph: all ranks have equally many rows, and which rows cross ranks follows from that alone.
+    Only decode rows are padded."""
     sequence_N: IntArray
-    """Index into `sequences` of each row."""
+    """Index into `sequences` of each row, or `PADDING`."""
     position_N: IntArray
     tokens_N: Tensor
     """int64, on the compute device."""
@@ -87,12 +94,28 @@ class Batch:
         return slots_N
 
     def holders_NT(self) -> NDArray[np.bool_]:
-        """`[N, T]`: which ranks hold any visible key of each row's sequence."""
+        """`[N, T]`: which ranks are asked about each row: those that hold any visible key of its sequence.
+
+        In a padded batch that is every rank: one without keys answers 0 and lse -inf.
+        """
+        if self.padded:
+            return np.ones((self.num_rows, self.num_ranks), dtype=np.bool_)
         holders_ST = np.zeros((len(self.sequences), self.num_ranks), dtype=np.bool_)
         for index, sequence in enumerate(self.sequences):
             pages = -(-sequence.end // self.page_size)
             holders_ST[index] = (sequence.table_PT[:pages] != NO_SLOT).any(axis=0)
         return holders_ST[self.sequence_N]
+
+    def writers_NT(self) -> NDArray[np.bool_]:
+        """`[N, T]`: which ranks write each row's KV. In a padded batch that is the home rank alone."""
+        written_NT = np.stack([self.slots_on(rank) != NO_SLOT for rank in range(self.num_ranks)], axis=1)
+        if self.padded:
+            home_NT = np.zeros_like(written_NT)
+            for rank in range(self.num_ranks):
+                home_NT[self.rows_of(rank), rank] = True
+            assert not (written_NT & ~home_NT).any(), "a padded row is written away from home"
+            return home_NT
+        return written_NT
 
 
 def build_batch(
@@ -103,9 +126,51 @@ def build_batch(
     num_ranks: int,
     page_size: int,
     device: torch.device,
+    rows_per_rank: int | None = None,
 ) -> Batch:
-    """The batch of a plan, given each sequence's mirrored page table `[pages, T]`."""
-    sequences = tuple(
+    """The batch of a plan, given each sequence's mirrored page table `[pages, T]`.
+
+    Args:
+        plan: the step.
+        tables: page tables by sequence.
+        rank: this rank.
+        num_ranks: T.
+        page_size: tokens per page.
+        device: where tokens and positions go.
+        rows_per_rank: pad each rank's rows to this number (a step that replays a CUDA graph).
+
+    Raises:
+        InvariantBroken: a rank has more rows than it is to be padded to, or the plan has chunks.
+    """
+    sequences = _sequences(plan, tables)
+    homes = assign_homes(
+        RULES[plan.layout].history,
+        [_rows(sequence, page_size) for sequence in sequences],
+        num_ranks=num_ranks,
+        page_size=page_size,
+    )
+    counts = tuple(sum(run.count for run in ranges) for ranges in homes)
+    if rows_per_rank is not None:
+        counts = _padded_counts(plan, counts, rows_per_rank)
+    sequence_N, position_N, tokens_N = _flatten(plan, homes, counts)
+    return Batch(
+        rank=rank,
+        num_ranks=num_ranks,
+        page_size=page_size,
+        form=plan.form,
+        cp_storage=plan.cp_storage,
+        sequences=sequences,
+        counts=counts,
+        padded=rows_per_rank is not None,
+        sequence_N=sequence_N,
+        position_N=position_N,
+        tokens_N=torch.from_numpy(tokens_N).to(device),
+        positions_N=torch.from_numpy(position_N).to(device),
+    )
+
+
+def _sequences(plan: StepPlan, tables: Mapping[SeqId, IntArray]) -> tuple[BatchSequence, ...]:
+    return tuple(
         BatchSequence(
             seq=step.seq,
             start=step.start,
@@ -115,26 +180,12 @@ def build_batch(
         )
         for step in plan.sequences
     )
-    homes = assign_homes(
-        RULES[plan.layout].history,
-        [_rows(sequence, page_size) for sequence in sequences],
-        num_ranks=num_ranks,
-        page_size=page_size,
-    )
-    sequence_N, position_N, tokens_N = _flatten(plan, homes)
-    return Batch(
-        rank=rank,
-        num_ranks=num_ranks,
-        page_size=page_size,
-        form=plan.form,
-        cp_storage=plan.cp_storage,
-        sequences=sequences,
-        counts=tuple(sum(run.count for run in ranges) for ranges in homes),
-        sequence_N=sequence_N,
-        position_N=position_N,
-        tokens_N=torch.from_numpy(tokens_N).to(device),
-        positions_N=torch.from_numpy(position_N).to(device),
-    )
+
+
+def _padded_counts(plan: StepPlan, counts: tuple[int, ...], rows_per_rank: int) -> tuple[int, ...]:
+    if max(counts) > rows_per_rank or plan.num_rows > len(plan.sequences):
+        raise InvariantBroken(f"step {plan.step}: rows {counts} cannot be padded to {rows_per_rank} each")
+    return (rows_per_rank,) * len(counts)
 
 
 def _rows(sequence: BatchSequence, page_size: int) -> RowsOfSequence:
@@ -148,16 +199,20 @@ def _rows(sequence: BatchSequence, page_size: int) -> RowsOfSequence:
     )
 
 
-def _flatten(plan: StepPlan, homes: Homes) -> tuple[IntArray, IntArray, IntArray]:
+def _flatten(plan: StepPlan, homes: Homes, counts: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
     index: list[int] = []
     positions: list[int] = []
     tokens: list[int] = []
-    for ranges in homes:
+    for ranges, end in zip(homes, accumulate(counts), strict=True):
         for run in ranges:
             step = plan.sequences[run.sequence]
             index.extend([run.sequence] * run.count)
             positions.extend(range(step.start + run.first, step.start + run.first + run.count))
             tokens.extend(step.tokens[run.first : run.first + run.count])
+        missing = end - len(index)
+        index.extend([PADDING] * missing)
+        positions.extend([0] * missing)
+        tokens.extend([0] * missing)
     return (
         np.asarray(index, dtype=np.int64),
         np.asarray(positions, dtype=np.int64),

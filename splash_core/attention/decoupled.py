@@ -12,18 +12,16 @@ from splash_core.attention.base import LayoutAttention
 from splash_core.attention.batch import Batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.mla import (
-    WritePlaces,
     absorb,
     add_output_bias,
     append_rows,
-    attend_latent,
     head_queries,
     head_values,
     latent_queries,
     latent_rows,
     project_out,
+    write_places,
 )
-from splash_core.attention.work import paged_work
 from splash_core.layout.layout import Projection
 
 
@@ -33,8 +31,8 @@ class DecoupledOwnership(LayoutAttention):
     def __init__(self, ctx: RankContext, batch: Batch) -> None:
         super().__init__(ctx, batch)
         home_N = np.arange(batch.num_rows)[batch.home]
-        self._work = paged_work(batch, home_N, ctx.device)
-        self._places = WritePlaces(batch, home_N, ctx.device)
+        self._attention = ctx.attention.paged(batch, home_N)
+        self._places = write_places(ctx, batch, home_N)
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
@@ -44,7 +42,7 @@ class DecoupledOwnership(LayoutAttention):
         q_NQ = ctx.comm.all_gather_rows(q_NQ, batch.counts, tag="dop.gather_q")
         q_NHD = head_queries(ctx, layer, q_NQ, self.angles, Projection.SHARDED)
         q_NHC = self._heads_to_owners(absorb(ctx, layer, q_NHD, Projection.SHARDED))
-        out_NHr, _ = attend_latent(ctx, layer, q_NHC, self._work)
+        out_NHr, _ = self._attention.latent(ctx, layer, q_NHC)
         out_NHv = head_values(ctx, layer, self._heads_from_owners(out_NHr), Projection.SHARDED)
         partial_ND = project_out(ctx, layer, out_NHv, Projection.SHARDED)
         out_ND = ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="dop.scatter_out")

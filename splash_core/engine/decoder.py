@@ -79,5 +79,8 @@ def _vocab_widths(ctx: RankContext) -> list[int]:
 def _ffn(ctx: RankContext, batch: Batch, layer: int, x_ND: Tensor) -> Tensor:
     rows_ND = ctx.comm.all_gather_rows(x_ND, batch.counts, tag="ffn.gather_rows")
     ffn = ctx.weights.layers[layer].ffn
-    partial_ND = dense_ffn(rows_ND, ffn) if isinstance(ffn, DenseShard) else moe_ffn(rows_ND, ffn, ctx.spec)
+    if isinstance(ffn, DenseShard):
+        partial_ND = dense_ffn(rows_ND, ffn)
+    else:
+        partial_ND = moe_ffn(rows_ND, ffn, ctx.spec, ctx.kernels)
     return ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="ffn.scatter_out")

@@ -16,6 +16,7 @@ from splash_core.attention.batch import Batch, build_batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
+from splash_core.engine.backends import backends_for
 from splash_core.engine.decoder import hidden_rows
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.mirror import Mirrors
@@ -83,8 +84,11 @@ class RankEngine:
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
             weights = load_shard(source, spec, rank, num_ranks, dtype, comms.device)
             _load_projections(source, views, kind)
+        backends = backends_for(comms.device, dtype)
         ctx = RankContext(
             comm=comms.compute,
+            kernels=backends.kernels,
+            attention=backends.attention,
             arena=views,
             spec=spec,
             weights=weights,
@@ -119,7 +123,7 @@ class RankEngine:
         )
 
     def _begin_switch(self, plan: StepPlan) -> tuple[SwitchExecution | None, StateMover]:
-        mover = StateMover(self.ctx.arena, self._comms.transfer)
+        mover = StateMover(self.ctx.arena, self._comms.transfer, self.ctx.kernels)
         manifest = plan.manifest
         expected = self._epoch if manifest is None else manifest.epoch
         layout = self._layout if manifest is None else manifest.layout_to

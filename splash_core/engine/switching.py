@@ -18,6 +18,7 @@ from torch import Tensor
 
 from splash_core.dist.comm import Comm, Transfer
 from splash_core.ids import RankId
+from splash_core.kernels.base import Kernels
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import Matrix
 from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest, SwitchMode
@@ -53,7 +54,8 @@ class ChunkWork:
 class StateMover:
     """Moves pages and weight shards between ranks' arenas."""
 
-    def __init__(self, arena: Arena, comm: Comm) -> None:
+    def __init__(self, arena: Arena, comm: Comm, kernels: Kernels) -> None:
+        self._kernels = kernels
         self._arena = arena
         self._comm = comm
         self.bytes_received = 0
@@ -71,15 +73,16 @@ class StateMover:
             work: this rank's part; all ranks call for the same chunk, also those without a part.
             pages: `[S, …]`, the arena or one layer of it.
         """
-        kept = pages[work.local_from]
-        sends = [Transfer(peer, pages[slots]) for peer, slots in work.sends]
+        gather, scatter = self._kernels.gather_pages, self._kernels.scatter_pages
+        kept = gather(pages, work.local_from)
+        sends = [Transfer(peer, gather(pages, slots)) for peer, slots in work.sends]
         recvs = [
             Transfer(peer, pages.new_empty((len(slots), *pages.shape[1:]))) for peer, slots in work.recvs
         ]
         self._comm.exchange(sends, recvs, tag="switch.pages")
-        pages[work.local_to] = kept
+        scatter(pages, work.local_to, kept)
         for (_, slots), received in zip(work.recvs, recvs, strict=True):
-            pages[slots] = received.tensor
+            scatter(pages, slots, received.tensor)
             self.bytes_received += received.tensor.nbytes
 
     def gather_weights(self, layer: int) -> None:
