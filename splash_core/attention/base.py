@@ -24,6 +24,14 @@ class LayoutAttention(ABC):
         cos, sin = self.angles
         self.home_angles: Angles = cos[batch.home], sin[batch.home]
 
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Device tensors that differ from step to step, in a fixed order.
+
+        Padded batches of one size give equal shapes, so a recorded step takes over a new batch by having them
+        overwritten (`home_angles` are part of `angles`).
+        """
+        return self.angles
+
     @abstractmethod
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """`[N_j, d]` normalised home rows → `[N_j, d]` attention output, bias included."""

@@ -6,16 +6,14 @@ everywhere without asking. Rows are home-major (see `layout.homes`).
 Legend: N rows of the step, T ranks, P page size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId, SeqId
 from splash_core.kernels.base import IntArray
 from splash_core.layout.forms import AttentionForm, CpStorage
@@ -60,8 +58,8 @@ class Batch:
     counts: tuple[int, ...]
     """Rows at home on each rank."""
     padded: bool
-    """For a CUDA graph: all ranks have equally many rows, and which rows cross ranks follows from that alone.
-    Only decode rows are padded."""
+    """See `attention.padding`: all ranks have equally many rows, and which rows cross ranks follows from that
+    alone."""
     sequence_N: IntArray
     """Index into `sequences` of each row, or `PADDING`."""
     position_N: IntArray
@@ -126,22 +124,8 @@ def build_batch(
     num_ranks: int,
     page_size: int,
     device: torch.device,
-    rows_per_rank: int | None = None,
 ) -> Batch:
-    """The batch of a plan, given each sequence's mirrored page table `[pages, T]`.
-
-    Args:
-        plan: the step.
-        tables: page tables by sequence.
-        rank: this rank.
-        num_ranks: T.
-        page_size: tokens per page.
-        device: where tokens and positions go.
-        rows_per_rank: pad each rank's rows to this number (a step that replays a CUDA graph).
-
-    Raises:
-        InvariantBroken: a rank has more rows than it is to be padded to, or the plan has chunks.
-    """
+    """The batch of a plan, given each sequence's mirrored page table `[pages, T]`."""
     sequences = _sequences(plan, tables)
     homes = assign_homes(
         RULES[plan.layout].history,
@@ -150,9 +134,7 @@ def build_batch(
         page_size=page_size,
     )
     counts = tuple(sum(run.count for run in ranges) for ranges in homes)
-    if rows_per_rank is not None:
-        counts = _padded_counts(plan, counts, rows_per_rank)
-    sequence_N, position_N, tokens_N = _flatten(plan, homes, counts)
+    sequence_N, position_N, tokens_N = _flatten(plan, homes)
     return Batch(
         rank=rank,
         num_ranks=num_ranks,
@@ -161,7 +143,7 @@ def build_batch(
         cp_storage=plan.cp_storage,
         sequences=sequences,
         counts=counts,
-        padded=rows_per_rank is not None,
+        padded=False,
         sequence_N=sequence_N,
         position_N=position_N,
         tokens_N=torch.from_numpy(tokens_N).to(device),
@@ -182,12 +164,6 @@ def _sequences(plan: StepPlan, tables: Mapping[SeqId, IntArray]) -> tuple[BatchS
     )
 
 
-def _padded_counts(plan: StepPlan, counts: tuple[int, ...], rows_per_rank: int) -> tuple[int, ...]:
-    if max(counts) > rows_per_rank or plan.num_rows > len(plan.sequences):
-        raise InvariantBroken(f"step {plan.step}: rows {counts} cannot be padded to {rows_per_rank} each")
-    return (rows_per_rank,) * len(counts)
-
-
 def _rows(sequence: BatchSequence, page_size: int) -> RowsOfSequence:
     first, last = sequence.start // page_size, (sequence.end - 1) // page_size
     # argmax of a boolean row is the first rank that holds the page.
@@ -199,20 +175,16 @@ def _rows(sequence: BatchSequence, page_size: int) -> RowsOfSequence:
     )
 
 
-def _flatten(plan: StepPlan, homes: Homes, counts: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
+def _flatten(plan: StepPlan, homes: Homes) -> tuple[IntArray, IntArray, IntArray]:
     index: list[int] = []
     positions: list[int] = []
     tokens: list[int] = []
-    for ranges, end in zip(homes, accumulate(counts), strict=True):
+    for ranges in homes:
         for run in ranges:
             step = plan.sequences[run.sequence]
             index.extend([run.sequence] * run.count)
             positions.extend(range(step.start + run.first, step.start + run.first + run.count))
             tokens.extend(step.tokens[run.first : run.first + run.count])
-        missing = end - len(index)
-        index.extend([PADDING] * missing)
-        positions.extend([0] * missing)
-        tokens.extend([0] * missing)
     return (
         np.asarray(index, dtype=np.int64),
         np.asarray(positions, dtype=np.int64),

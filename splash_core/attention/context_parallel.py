@@ -48,6 +48,11 @@ class PassQueries(LayoutAttention):
         self._attention = ctx.attention.paged(batch, asked_N)
         self._asked_angles = ctx.rotary.angles(batch.positions_N[ctx.kernels.upload(asked_N)])
 
+    def inputs(self) -> tuple[Tensor, ...]:
+        """As the base class says. In a padded batch the routes are the same in every step."""
+        own = (*self._asked_angles, *self._attention.inputs(), *self._places.inputs())
+        return (*super().inputs(), *own)
+
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx = self.ctx

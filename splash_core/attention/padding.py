@@ -49,6 +49,7 @@ def pad_batch(batch: Batch, bucket: int) -> Batch:
     return replace(
         batch,
         counts=(bucket,) * batch.num_ranks,
+        padded=True,
         sequence_N=np.where(real_N, batch.sequence_N[source_N], PADDING),
         position_N=batch.position_N[source_N],
         tokens_N=batch.tokens_N[source],
@@ -68,6 +69,7 @@ def blank_batch(ctx: RankContext, bucket: int) -> Batch:
         cp_storage=CpStorage.PASS_Q,
         sequences=(),
         counts=(bucket,) * ctx.num_ranks,
+        padded=True,
         sequence_N=np.full(rows, PADDING, dtype=np.int64),
         position_N=np.zeros(rows, dtype=np.int64),
         tokens_N=nothing,

@@ -32,6 +32,10 @@ class TensorParallel(LayoutAttention):
         self._attention = ctx.attention.paged(batch, rows_N)
         self._places = write_places(ctx, batch, rows_N)
 
+    def inputs(self) -> tuple[Tensor, ...]:
+        """As the base class says."""
+        return (*super().inputs(), *self._attention.inputs(), *self._places.inputs())
+
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx, batch = self.ctx, self.batch

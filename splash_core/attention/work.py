@@ -102,6 +102,23 @@ def paged_work(batch: Batch, rows_N: IntArray, kernels: Kernels) -> AttentionWor
     return AttentionWork(num_rows=len(rows_N), chunks=tuple(chunks), decodes=decodes)
 
 
+def decode_work(batch: Batch, rows_N: IntArray, kernels: Kernels, *, max_pages: int) -> AttentionWork:
+    """Work of decode rows and padding as one group whose shapes do not depend on the batch's histories.
+
+    Args:
+        batch: the step; every sequence has one row.
+        rows_N: as for `paged_work`.
+        kernels: whose `upload` places indices.
+        max_pages: pages that a row's table has room for.
+    """
+    singles = _padding(batch, rows_N)
+    for sequence, local_N in _by_sequence(batch, rows_N):
+        slots_M, positions_K = local_keys(batch, sequence, batch.rank)
+        singles.extend((int(row), slots_M, len(positions_K)) for row in local_N)
+    group = _decode_group(sorted(singles, key=lambda single: single[0]), batch.page_size, kernels, max_pages)
+    return AttentionWork(num_rows=len(rows_N), chunks=(), decodes=(group,))
+
+
 def staged_work(batch: Batch, rows_N: IntArray, keys: StagedRows, kernels: Kernels) -> AttentionWork:
     """Work over gathered keys: `keys[sequence] = (rows of the staging tensor, their positions)`."""
     chunks = []
@@ -142,8 +159,10 @@ def _padding(batch: Batch, rows_N: IntArray) -> list[_Single]:
     return [(int(row), no_slots, 0) for row in np.nonzero(batch.sequence_N[rows_N] == PADDING)[0]]
 
 
-def _decode_group(members: list[_Single], page_size: int, kernels: Kernels) -> DecodeGroup:
-    most = max(max(len(slots) for _, slots, _ in members), 1)
+def _decode_group(
+    members: list[_Single], page_size: int, kernels: Kernels, max_pages: int = 1
+) -> DecodeGroup:
+    most = max(max(len(slots) for _, slots, _ in members), max_pages)
     slots_BM = np.zeros((len(members), most), dtype=np.int64)
     for index, (_, slots, _) in enumerate(members):
         if len(slots):
