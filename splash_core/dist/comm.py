@@ -64,6 +64,13 @@ class Comm(Protocol):
         """Return once every rank has called it."""
         ...
 
+    def settle(self) -> None:
+        """End a sequence of calls so that the same sequence may follow again, as in a replayed CUDA graph.
+
+        Backends without state between calls need nothing.
+        """
+        return
+
     def close(self) -> None:
         """Release the communicator; later calls fail."""
         ...

@@ -88,7 +88,9 @@ class DecodeGraphs:
                 context: RankContext = context, padded: Batch = padded, attention: LayoutAttention = attention
             ) -> Tensor:
                 hidden_ND = hidden_rows(context, padded, attention, _in_place)
-                return home_logits(context, hidden_ND, padded.counts)
+                logits_NV = home_logits(context, hidden_ND, padded.counts)
+                context.comm.settle()
+                return logits_NV
 
             recorded = self._recorder.record(run)
             self._entries[layout, bucket] = _Entry(context, padded, attention, recorded)
