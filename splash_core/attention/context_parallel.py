@@ -17,7 +17,7 @@ from torch import Tensor
 from splash_core.attention.backend import StagedRows
 from splash_core.attention.base import LayoutAttention
 from splash_core.attention.batch import Batch, IntArray
-from splash_core.attention.context import RankContext
+from splash_core.attention.context import Angles, RankContext
 from splash_core.attention.mla import (
     absorb,
     add_output_bias,
@@ -46,7 +46,13 @@ class PassQueries(LayoutAttention):
         self._q_route = RowRoute(ctx, batch, batch.holders_NT())
         asked_N = self._q_route.received_N
         self._attention = ctx.attention.paged(batch, asked_N)
-        self._asked_angles = ctx.rotary.angles(batch.positions_N[ctx.kernels.upload(asked_N)])
+        self._asked_N = ctx.kernels.upload(asked_N)
+        self._asked_angles: Angles
+
+    def begin(self) -> None:
+        """Also look up the angles of the rows that come from other ranks."""
+        super().begin()
+        self._asked_angles = self.ctx.rotary.angles(self.batch.positions_N[self._asked_N])
 
     def inputs(self) -> tuple[Tensor, ...]:
         """As the base class says. In a padded batch the routes are the same in every step."""

@@ -84,7 +84,7 @@ class RankEngine:
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
             weights = load_shard(source, spec, rank, num_ranks, dtype, comms.device)
             _load_projections(source, views, kind)
-        backends = backends_for(comms.device, dtype)
+        backends = backends_for(comms.device, dtype, spec)
         ctx = RankContext(
             comm=comms.compute,
             kernels=backends.kernels,
