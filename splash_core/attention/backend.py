@@ -28,11 +28,6 @@ StagedRows = dict[int, tuple[IntArray, IntArray]]
 class PreparedAttention(Protocol):
     """One step's attention of one rank."""
 
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Tensors that a recorded step has overwritten for the next batch; those that a library keeps itself,
-        and writes when it plans, are not among them."""
-        ...
-
     def latent(self, ctx: "RankContext", layer: int, q_NHC: Tensor) -> tuple[Tensor, Tensor]:
         """Absorbed attention over this rank's pages.
 

@@ -11,7 +11,8 @@ from splash_core.attention.context import Angles, RankContext
 class LayoutAttention(ABC):
     """Attention of one step in one layout.
 
-    Made once per step. The constructor works on the host: it turns the batch into indices and counts.
+    Made once per step. The constructor works on the host: it turns the batch into counts, and
+    into indices on the device.
     `begin` and then `forward`, for each layer, work on the device; they may be part of a CUDA graph that is
     replayed with another step's indices in the same places.
 
@@ -22,22 +23,22 @@ class LayoutAttention(ABC):
     def __init__(self, ctx: RankContext, batch: Batch) -> None:
         self.ctx = ctx
         self.batch = batch
+        self.tokens_N = ctx.kernels.upload(batch.token_N)
+        """Token ids of all rows."""
+        self.positions_N = ctx.kernels.upload(batch.position_N)
         self.angles: Angles
         """Of all rows; from `begin` on."""
         self.home_angles: Angles
 
     def begin(self) -> None:
         """Look up what all layers share; called once, before the first layer."""
-        cos, sin = self.angles = self.ctx.rotary.angles(self.batch.positions_N)
+        cos, sin = self.angles = self.ctx.rotary.angles(self.positions_N)
         self.home_angles = cos[self.batch.home], sin[self.batch.home]
 
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Device tensors that differ from step to step, in a fixed order.
-
-        Padded batches of one size give equal shapes, so a recorded step takes over a new batch by having them
-        overwritten (`home_angles` are part of `angles`).
-        """
-        return self.angles
+    @classmethod
+    @abstractmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """Query rows and heads with which a rank attends in a padded batch of `rows_per_rank` home rows."""
 
     @abstractmethod
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:

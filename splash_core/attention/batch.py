@@ -1,4 +1,4 @@
-"""A step's rows as tensors: built once per step from the plan and the mirrored page tables.
+"""A step's rows, on the host: built once per step from the plan and the mirrored page tables.
 
 Every rank builds the same batch (only `rank` differs), so all counts that collectives need are known
 everywhere without asking. Rows are home-major (see `layout.homes`).
@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from splash_core.ids import RankId, SeqId
 from splash_core.kernels.base import IntArray
@@ -63,10 +61,7 @@ class Batch:
     sequence_N: IntArray
     """Index into `sequences` of each row, or `PADDING`."""
     position_N: IntArray
-    tokens_N: Tensor
-    """int64, on the compute device."""
-    positions_N: Tensor
-    """int64, on the compute device."""
+    token_N: IntArray
 
     @property
     def num_rows(self) -> int:
@@ -123,7 +118,6 @@ def build_batch(
     rank: RankId,
     num_ranks: int,
     page_size: int,
-    device: torch.device,
 ) -> Batch:
     """The batch of a plan, given each sequence's mirrored page table `[pages, T]`."""
     sequences = _sequences(plan, tables)
@@ -134,7 +128,7 @@ def build_batch(
         page_size=page_size,
     )
     counts = tuple(sum(run.count for run in ranges) for ranges in homes)
-    sequence_N, position_N, tokens_N = _flatten(plan, homes)
+    sequence_N, position_N, token_N = _flatten(plan, homes)
     return Batch(
         rank=rank,
         num_ranks=num_ranks,
@@ -146,8 +140,7 @@ def build_batch(
         padded=False,
         sequence_N=sequence_N,
         position_N=position_N,
-        tokens_N=torch.from_numpy(tokens_N).to(device),
-        positions_N=torch.from_numpy(position_N).to(device),
+        token_N=token_N,
     )
 
 

@@ -52,12 +52,12 @@ class PassQueries(LayoutAttention):
     def begin(self) -> None:
         """Also look up the angles of the rows that come from other ranks."""
         super().begin()
-        self._asked_angles = self.ctx.rotary.angles(self.batch.positions_N[self._asked_N])
+        self._asked_angles = self.ctx.rotary.angles(self.positions_N[self._asked_N])
 
-    def inputs(self) -> tuple[Tensor, ...]:
-        """As the base class says. In a padded batch the routes are the same in every step."""
-        own = (*self._asked_angles, *self._attention.inputs(), *self._places.inputs())
-        return (*super().inputs(), *own)
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """All heads of all rows, over its stripe."""
+        return rows_per_rank * ctx.num_ranks, ctx.spec.heads
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
@@ -94,6 +94,11 @@ class PassKeys(LayoutAttention):
         self._stripe_rows = [len(slots) * batch.page_size for slots in self._stripes]
         home_N = np.arange(batch.num_rows)[batch.home]
         self._attention = ctx.attention.staged(batch, home_N, keys)
+
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """All heads of its own rows."""
+        return rows_per_rank, ctx.spec.heads
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""

@@ -34,9 +34,10 @@ class DecoupledOwnership(LayoutAttention):
         self._attention = ctx.attention.paged(batch, home_N)
         self._places = write_places(ctx, batch, home_N)
 
-    def inputs(self) -> tuple[Tensor, ...]:
-        """As the base class says."""
-        return (*super().inputs(), *self._attention.inputs(), *self._places.inputs())
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """All heads of the rows it owns."""
+        return rows_per_rank, ctx.spec.heads
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""

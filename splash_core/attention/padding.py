@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from splash_core.attention.batch import PADDING, Batch
 from splash_core.attention.context import RankContext
@@ -45,22 +44,19 @@ def pad_batch(batch: Batch, bucket: int) -> Batch:
         rows = batch.rows_of(rank)
         source_N[rank * bucket : rank * bucket + count] = np.arange(rows.start, rows.stop)
         real_N[rank * bucket : rank * bucket + count] = True
-    source = torch.from_numpy(source_N).to(batch.tokens_N.device)
     return replace(
         batch,
         counts=(bucket,) * batch.num_ranks,
         padded=True,
         sequence_N=np.where(real_N, batch.sequence_N[source_N], PADDING),
         position_N=batch.position_N[source_N],
-        tokens_N=batch.tokens_N[source],
-        positions_N=batch.positions_N[source],
+        token_N=batch.token_N[source_N],
     )
 
 
 def blank_batch(ctx: RankContext, bucket: int) -> Batch:
     """A batch of padding only, `bucket` rows at home on each rank: what a step is recorded with."""
     rows = bucket * ctx.num_ranks
-    nothing = torch.zeros(rows, dtype=torch.int64, device=ctx.device)
     return Batch(
         rank=ctx.rank,
         num_ranks=ctx.num_ranks,
@@ -72,6 +68,5 @@ def blank_batch(ctx: RankContext, bucket: int) -> Batch:
         padded=True,
         sequence_N=np.full(rows, PADDING, dtype=np.int64),
         position_N=np.zeros(rows, dtype=np.int64),
-        tokens_N=nothing,
-        positions_N=nothing.clone(),
+        token_N=np.zeros(rows, dtype=np.int64),
     )

@@ -6,6 +6,10 @@ right on any device: what the faster backends' recorded steps are tested against
 Legend: see `kernels/base.py`.
 """
 
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,6 +18,7 @@ from splash_core.attention.torch_backend import TorchAttention, TorchPrepared
 from splash_core.attention.work import decode_work
 from splash_core.kernels.base import IntArray, Kernels, WritePlaces
 from splash_core.kernels.torch_kernels import TorchKernels
+from splash_core.kernels.uploads import Uploads
 from splash_core.layout.ownership import NO_SLOT
 
 
@@ -36,7 +41,21 @@ class StaticTorchAttention(TorchAttention):
 
 
 class StaticTorchKernels(TorchKernels):
-    """Keeps the places of rows that are not written, and leaves those out when it writes."""
+    """Keeps the places of rows that are not written, and leaves those out when it writes.
+
+    Args:
+        device: where tensors live.
+        uploads: where indices go: the same places in every step.
+    """
+
+    def __init__(self, device: torch.device, uploads: Uploads) -> None:
+        super().__init__(device)
+        self._uploads = uploads
+
+    @override
+    def upload(self, values: NDArray[Any]) -> Tensor:
+        """As the protocol says."""
+        return self._uploads.put(values)
 
     @override
     def write_places(self, slots_N: IntArray, offsets_N: IntArray) -> WritePlaces:

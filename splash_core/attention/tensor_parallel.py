@@ -32,9 +32,10 @@ class TensorParallel(LayoutAttention):
         self._attention = ctx.attention.paged(batch, rows_N)
         self._places = write_places(ctx, batch, rows_N)
 
-    def inputs(self) -> tuple[Tensor, ...]:
-        """As the base class says."""
-        return (*super().inputs(), *self._attention.inputs(), *self._places.inputs())
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """Its own heads of all rows."""
+        return rows_per_rank * ctx.num_ranks, ctx.spec.heads // ctx.num_ranks
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""

@@ -43,10 +43,6 @@ class TorchPrepared:
     def __init__(self, work: AttentionWork) -> None:
         self._work = work
 
-    def inputs(self) -> tuple[Tensor, ...]:
-        """As the protocol says; of fixed shape only for `StaticTorchAttention`."""
-        return tuple(tensor for group in self._work.decodes for tensor in (group.slots_BM, group.visible_BK))
-
     def latent(self, ctx: RankContext, layer: int, q_NHC: Tensor) -> tuple[Tensor, Tensor]:
         """As the protocol says."""
         latent = ctx.spec.kv_lora_rank

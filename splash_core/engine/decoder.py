@@ -38,7 +38,7 @@ def hidden_rows(
         `[N_j, d]`: hidden rows at home here, before the final norm.
     """
     attention.begin()
-    partial_ND = embed_partial(batch.tokens_N, ctx.weights.embedding)
+    partial_ND = embed_partial(attention.tokens_N, ctx.weights.embedding)
     h_ND = ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="embed.scatter")
     for layer, weights in enumerate(ctx.weights.layers):
         wait_layer(layer)

@@ -149,7 +149,6 @@ class RankEngine:
             rank=ctx.rank,
             num_ranks=ctx.num_ranks,
             page_size=ctx.arena.map.page_size,
-            device=ctx.device,
         )
         in_place = switch is None or switch.in_place
         if self._graphs is not None and in_place and self._graphs.covers(plan.layout, batch):

@@ -26,10 +26,6 @@ class WritePlaces:
     rows_N: Tensor | None
     """Which of the given rows these places are for; None: all of them, those without a slot are skipped."""
 
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that a recorded step has overwritten for the next batch."""
-        return (self.slots_N, self.offsets_N)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:

@@ -37,7 +37,6 @@ class LogitEngine(RankEngine):
             rank=self.ctx.rank,
             num_ranks=self.ctx.num_ranks,
             page_size=self.ctx.arena.map.page_size,
-            device=self.ctx.device,
         )
         attention = create_attention(plan.layout, self.ctx, batch)
         wait = _no_wait if switch is None else switch.wait_layer

@@ -14,6 +14,7 @@ from splash_core.attention.static_torch import StaticTorchAttention, StaticTorch
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.recording import Rerun
 from splash_core.ids import GroupId, RequestId
+from splash_core.kernels.uploads import StepBuffer
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import TokenEvent
@@ -40,8 +41,8 @@ class CountedGraphs(DecodeGraphs):
         return super().logits(layout, batch)
 
 
-def _static(ctx: RankContext, bucket: int) -> RankContext:
-    kernels = StaticTorchKernels(ctx.device)
+def _static(ctx: RankContext, layout: Layout, bucket: int, buffer: StepBuffer) -> RankContext:
+    kernels = StaticTorchKernels(ctx.device, buffer)
     return replace(ctx, kernels=kernels, attention=StaticTorchAttention(kernels, max_pages=MAX_PAGES))
 
 
@@ -55,7 +56,9 @@ def groups(tiny_checkpoint: TinyFactory) -> Iterator[tuple[Group, Group, Counter
     replays: Counter[int] = Counter()
 
     def graphs_of(ctx: RankContext) -> DecodeGraphs:
-        graphs = CountedGraphs(ctx, recorder=Rerun(), static_context=_static, buckets=BUCKETS)
+        graphs = CountedGraphs(
+            ctx, recorder=Rerun(), static_context=_static, buckets=BUCKETS, buffer_bytes=1 << 16
+        )
         graphs.replays = replays
         for layout in Layout:
             graphs.record(layout)
@@ -137,13 +140,12 @@ def test_padding_keeps_rows_in_order_and_belongs_to_nobody(
         "padded": False,
         "sequence_N": sequence_N,
         "position_N": position_N,
-        "tokens_N": torch.tensor([7, 8, 9]),
-        "positions_N": torch.from_numpy(position_N),
+        "token_N": torch.tensor([7, 8, 9]).numpy(),
     }
     batch = Batch(**values)
     padded = pad_batch(batch, 3)
     assert padded.sequence_N.tolist() == [0, PADDING, PADDING, 1, 2, PADDING]
     assert padded.position_N[[0, 3, 4]].tolist() == [5, 0, 9]
-    assert padded.tokens_N[[0, 3, 4]].tolist() == [7, 8, 9]
+    assert padded.token_N[[0, 3, 4]].tolist() == [7, 8, 9]
     assert padded.counts == (3, 3)
     assert padded.home == slice(3, 6)
