@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from splash_core.attention.batch import PADDING, build_batch
+from splash_core.attention.batch import PADDING, Batch, build_batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
@@ -45,13 +45,16 @@ class LogitEngine(RankEngine):
         )
         attention = create_attention(plan.layout, self.ctx, batch)
         wait = _no_wait if switch is None else switch.wait_layer
-        hidden = hidden_rows(self.ctx, batch, attention, wait)
+        self.keep(batch, hidden_rows(self.ctx, batch, attention, wait))
+        return (), ()
+
+    def keep(self, batch: Batch, hidden: torch.Tensor) -> None:
+        """Add the logits of the home rows' hidden states to `rows`."""
         logits = home_logits(self.ctx, hidden, batch.counts)
         for row, values in zip(range(batch.num_rows)[batch.home], logits, strict=True):
             if batch.sequence_N[row] != PADDING:
                 seq = batch.sequences[batch.sequence_N[row]].seq
                 self.rows[seq, int(batch.position_N[row])] = values.cpu()
-        return (), ()
 
 
 def run_plans(
@@ -66,6 +69,7 @@ def run_plans(
     device: torch.device = CPU,
     adapt: Callable[[RankContext], RankContext] = lambda ctx: ctx,
     rows_per_rank: int | None = None,
+    engine_class: type[LogitEngine] = LogitEngine,
 ) -> dict[RowKey, torch.Tensor]:
     """All rows' logits after running `plans` on T in-process ranks, which may share one GPU.
 
@@ -76,7 +80,7 @@ def run_plans(
 
     def rank_main(comms: RankComms) -> dict[RowKey, torch.Tensor]:
         counting = CountingComm(comms.compute)
-        engine = LogitEngine.load(
+        engine = engine_class.load(
             checkpoint,
             spec=spec,
             arena=arena,

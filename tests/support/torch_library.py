@@ -26,7 +26,9 @@ class TorchLibrary:
     def prefill(self, q_NHD: Tensor, k_KHD: Tensor, v_KHv: Tensor) -> Tensor:
         num_rows, num_keys = q_NHD.shape[0], k_KHD.shape[0]
         assert num_keys >= num_rows > 1
-        visible_NK = torch.ones(num_rows, num_keys, dtype=torch.bool).tril(num_keys - num_rows)
+        visible_NK = torch.ones(num_rows, num_keys, dtype=torch.bool, device=q_NHD.device).tril(
+            num_keys - num_rows
+        )
         scores_HNK = torch.einsum("nhd,khd->hnk", q_NHD, k_KHD) * self.scale
         weights_HNK = scores_HNK.masked_fill(~visible_NK, float("-inf")).softmax(dim=-1)
         return torch.einsum("hnk,khv->nhv", weights_HNK, v_KHv)
@@ -59,11 +61,17 @@ class TorchPlan:
             strict=True,
         ):
             pages = -(-num_keys // runs.page_size)
-            slots_M = torch.from_numpy(runs.slots_M[page : page + pages])
+            slots_M = torch.from_numpy(runs.slots_M[page : page + pages]).to(pages_SPC.device)
             kv_KC = pages_SPC[slots_M].flatten(0, 1)[:num_keys]
-            visible_NK = torch.ones(count, num_keys, dtype=torch.bool).tril(num_keys - count)
+            visible_NK = torch.ones(count, num_keys, dtype=torch.bool, device=q_NHC.device).tril(
+                num_keys - count
+            )
             rows = slice(first, first + count)
             out, lse = attend_absorbed(
                 q_NHC[rows], kv_KC, visible_NK, scale=self._library.scale, latent=self._library.latent
             )
             out_NHr[rows], lse_NH[rows] = out, lse.float()
+
+
+def _visible(num_rows: int, num_keys: int, device: torch.device) -> Tensor:
+    return torch.ones(num_rows, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_rows)
