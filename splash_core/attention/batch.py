@@ -81,7 +81,12 @@ class Batch:
     def slots_on(self, rank: int) -> IntArray:
         """`[N]`: the slot on `rank` where each row's KV belongs, or NO_SLOT."""
         slots_N = np.full(self.num_rows, NO_SLOT, dtype=np.int64)
+        some_row_S = np.zeros(len(self.sequences) + 1, dtype=np.int64)
+        some_row_S[self.sequence_N] = np.arange(self.num_rows)  # padding falls on the extra place, -1
         for index, sequence in enumerate(self.sequences):
+            if sequence.count == 1:  # the only row: a decode step has hundreds of these
+                slots_N[some_row_S[index]] = sequence.table_PT[sequence.start // self.page_size, rank]
+                continue
             rows = self.sequence_N == index
             slots_N[rows] = sequence.table_PT[self.position_N[rows] // self.page_size, rank]
         return slots_N

@@ -93,9 +93,13 @@ def paged_runs(batch: Batch, rows_N: IntArray) -> Runs:
     """Over the pages on this rank; `rows_N`: the rank's query rows (numbers in the batch), in their order."""
     parts = []
     for sequence, local_N in _by_sequence(batch, rows_N):
-        held_M, slots_M = _pages_on(batch, sequence)
+        slots_M = sequence.table_PT[: -(-sequence.end // batch.page_size), batch.rank]
         position_N = batch.position_N[rows_N[local_N]]
-        parts.append((local_N, _visible_keys(held_M, position_N, batch.page_size), slots_M))
+        if (slots_M != NO_SLOT).all():
+            parts.append((local_N, position_N + 1, slots_M))
+            continue
+        held_M = np.nonzero(slots_M != NO_SLOT)[0]
+        parts.append((local_N, _visible_keys(held_M, position_N, batch.page_size), slots_M[held_M]))
     return _join(len(rows_N), parts, page_size=batch.page_size)
 
 
@@ -117,14 +121,6 @@ def _by_sequence(batch: Batch, rows_N: IntArray) -> Iterator[tuple[BatchSequence
     for index, start, end in zip(present, starts, ends, strict=False):
         if index != PADDING:
             yield batch.sequences[index], order_N[start:end]
-
-
-def _pages_on(batch: Batch, sequence: BatchSequence) -> tuple[IntArray, IntArray]:
-    """Pages of the sequence that this rank holds, ascending, and their slots."""
-    pages = -(-sequence.end // batch.page_size)
-    slots_M = sequence.table_PT[:pages, batch.rank]
-    held_M = np.nonzero(slots_M != NO_SLOT)[0]
-    return held_M, slots_M[held_M]
 
 
 def _visible_keys(held_M: IntArray, position_N: IntArray, page_size: int) -> IntArray:

@@ -8,6 +8,7 @@ without asking.
 Legend: N_j home rows of a rank, V vocabulary.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -90,6 +91,8 @@ class DecodeGraphs:
         self._buckets = tuple(sorted(buckets))
         self._buffer_bytes = buffer_bytes
         self._recorded: dict[tuple[Layout, int], tuple[_Entry, Recorded]] = {}
+        self.replays: Counter[tuple[Layout, int]] = Counter()
+        """How often each step was replayed."""
 
     def record(self, layout: Layout) -> tuple[GraphReport, ...]:
         """Record every bucket of a layout, the largest first; all ranks do it in the same order.
@@ -111,6 +114,7 @@ class DecodeGraphs:
         assert bucket is not None
         entry, recorded = self._recorded[layout, bucket]
         entry.prepare(pad_batch(batch, bucket))
+        self.replays[layout, bucket] += 1
         return recorded.replay()[: batch.counts[batch.rank]]
 
     def _record(self, layout: Layout, bucket: int) -> GraphReport:

@@ -2,7 +2,7 @@
 
 Legend: T parts, N rows, H heads, v width of a value.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportIndexIssue=false
 
 import triton
 import triton.language as tl

@@ -5,7 +5,7 @@ one) is not touched.
 
 Legend: S slots, P page size, C = r + p, M pages, N rows.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportIndexIssue=false
 
 import triton
 import triton.language as tl

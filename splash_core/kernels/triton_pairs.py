@@ -4,7 +4,7 @@ Everything is deterministic: places follow from counting, sums run in the order 
 
 Legend: see `kernels/expert_pairs.py`.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportIndexIssue=false
 
 import torch
 import triton

@@ -1,12 +1,13 @@
 """An engine whose steps report every row's logits, and a driver that runs plans on ranks as threads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from splash_core.attention.batch import build_batch
+from splash_core.attention.batch import PADDING, Batch, build_batch
 from splash_core.attention.context import RankContext
+from splash_core.attention.padding import pad_batch
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
 from splash_core.dist.counting import CountingComm, Traffic
@@ -20,6 +21,7 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.step import StepPlan
 from splash_core.spec.model import ModelSpec
 
+CPU = torch.device("cpu")
 RowKey = tuple[SeqId, int]
 
 
@@ -29,6 +31,8 @@ class LogitEngine(RankEngine):
     def __init__(self, ctx: RankContext, comms: RankComms, layout: Layout) -> None:
         super().__init__(ctx, comms, layout)
         self.rows: dict[RowKey, torch.Tensor] = {}
+        self.rows_per_rank: int | None = None
+        """Pad decode steps to this."""
 
     def _run_rows(self, plan: StepPlan, switch: SwitchExecution | None) -> tuple[tuple[()], tuple[()]]:
         batch = build_batch(
@@ -38,14 +42,23 @@ class LogitEngine(RankEngine):
             num_ranks=self.ctx.num_ranks,
             page_size=self.ctx.arena.map.page_size,
         )
+        if self.rows_per_rank is not None and plan.num_rows == len(plan.sequences):
+            batch = pad_batch(batch, self.rows_per_rank)
         attention = create_attention(plan.layout, self.ctx, batch)
         wait = _no_wait if switch is None else switch.wait_layer
-        hidden = hidden_rows(self.ctx, batch, attention, wait)
-        logits = home_logits(self.ctx, hidden, batch.counts)
-        for row, values in zip(range(batch.num_rows)[batch.home], logits, strict=True):
-            seq = batch.sequences[batch.sequence_N[row]].seq
-            self.rows[seq, int(batch.position_N[row])] = values.clone()
+        self.keep(batch, hidden_rows(self.ctx, batch, attention, wait))
         return (), ()
+
+    def keep(self, batch: Batch, hidden: torch.Tensor) -> None:
+        """Add the logits of the home rows' hidden states to `rows`."""
+        self.keep_logits(batch, home_logits(self.ctx, hidden, batch.counts))
+
+    def keep_logits(self, batch: Batch, logits: torch.Tensor) -> None:
+        """Add the home rows' logits to `rows`."""
+        for row, values in zip(range(batch.num_rows)[batch.home], logits, strict=True):
+            if batch.sequence_N[row] != PADDING:
+                seq = batch.sequences[batch.sequence_N[row]].seq
+                self.rows[seq, int(batch.position_N[row])] = values.cpu()
 
 
 def run_plans(
@@ -57,29 +70,35 @@ def run_plans(
     dtype: torch.dtype,
     *,
     traffic: list[dict[str, Traffic]] | None = None,
+    device: torch.device = CPU,
+    adapt: Callable[[RankContext], RankContext] = lambda ctx: ctx,
+    rows_per_rank: int | None = None,
+    engine_class: type[LogitEngine] = LogitEngine,
 ) -> dict[RowKey, torch.Tensor]:
-    """All rows' logits after running `plans` on T in-process ranks.
+    """All rows' logits after running `plans` on T in-process ranks, which may share one GPU.
 
-    `traffic`, if given, receives each rank's counters of the *last* plan.
+    `traffic`, if given, receives each rank's counters of the *last* plan. `adapt` may exchange libraries,
+    `rows_per_rank` pads decode steps.
     """
     counters: dict[int, dict[str, Traffic]] = {}
 
     def rank_main(comms: RankComms) -> dict[RowKey, torch.Tensor]:
         counting = CountingComm(comms.compute)
-        engine = LogitEngine.load(
+        engine = engine_class.load(
             checkpoint,
             spec=spec,
             arena=arena,
-            memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8),
-            comms=RankComms(compute=counting, transfer=comms.transfer, device=comms.device),
+            memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=device),
+            comms=RankComms(compute=counting, transfer=comms.transfer, device=device),
             dtype=dtype,
             layout=layout,
         )
+        assert isinstance(engine, LogitEngine)
+        engine.ctx, engine.rows_per_rank = adapt(engine.ctx), rows_per_rank
         for plan in plans:
             counting.reset()
             engine.step(plan)
         counters[comms.compute.rank] = counting.traffic
-        assert isinstance(engine, LogitEngine)
         return engine.rows
 
     merged: dict[RowKey, torch.Tensor] = {}

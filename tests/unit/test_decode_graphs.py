@@ -2,19 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
-import torch
 
-from splash_core.attention.batch import PADDING, Batch
 from splash_core.attention.context import RankContext
-from splash_core.attention.padding import bucket_of, pad_batch
-from splash_core.attention.static_torch import StaticTorchAttention, StaticTorchKernels
 from splash_core.engine.graphs import DecodeGraphs
-from splash_core.engine.recording import Rerun
+from splash_core.engine.static_backends import decode_graphs
 from splash_core.ids import GroupId, RequestId
-from splash_core.kernels.uploads import StepBuffer
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import TokenEvent
@@ -28,37 +22,19 @@ from tests.support.ranks import ThreadRanks
 from tests.support.small_model import small_checkpoint
 
 RANKS, PAGE, BUCKETS = 2, 4, (1, 2, 4)
-MAX_PAGES = 8
-
-
-class CountedGraphs(DecodeGraphs):
-    """Counts replays by bucket, so that a test knows that they happened."""
-
-    replays: Counter[int]
-
-    def logits(self, layout: Layout, batch: Batch) -> torch.Tensor:
-        self.replays[bucket_of(batch.counts, BUCKETS) or 0] += 1
-        return super().logits(layout, batch)
-
-
-def _static(ctx: RankContext, layout: Layout, bucket: int, buffer: StepBuffer) -> RankContext:
-    kernels = StaticTorchKernels(ctx.device, buffer)
-    return replace(ctx, kernels=kernels, attention=StaticTorchAttention(kernels, max_pages=MAX_PAGES))
 
 
 @pytest.fixture(scope="module")
-def groups(tiny_checkpoint: TinyFactory) -> Iterator[tuple[Group, Group, Counter[int]]]:
+def groups(tiny_checkpoint: TinyFactory) -> Iterator[tuple[Group, Group, Counter[tuple[Layout, int]]]]:
     """The same model twice: ordinary steps, and recorded ones."""
     checkpoint = small_checkpoint(tiny_checkpoint)
     arena = arena_with(
         ModelSpec.from_checkpoint(checkpoint), num_ranks=RANKS, page_size=PAGE, elem_bytes=8, ordinary=64
     )
-    replays: Counter[int] = Counter()
+    replays: Counter[tuple[Layout, int]] = Counter()
 
     def graphs_of(ctx: RankContext) -> DecodeGraphs:
-        graphs = CountedGraphs(
-            ctx, recorder=Rerun(), static_context=_static, buckets=BUCKETS, buffer_bytes=1 << 16
-        )
+        graphs = decode_graphs(ctx, buckets=BUCKETS)
         graphs.replays = replays
         for layout in Layout:
             graphs.record(layout)
@@ -97,55 +73,20 @@ def _play(
 
 @pytest.mark.parametrize("layout", Layout)
 def test_recorded_steps_give_the_same_tokens(
-    groups: tuple[Group, Group, Counter[int]], layout: Layout
+    groups: tuple[Group, Group, Counter[tuple[Layout, int]]], layout: Layout
 ) -> None:
     ordinary, recorded, replays = groups
     replays.clear()
     assert _play(recorded, layout) == _play(ordinary, layout)
-    assert set(replays) >= {1, 2}, replays
+    assert set(replays) >= {(layout, 1), (layout, 2)}, replays
 
 
 @pytest.mark.parametrize("mode", [SwitchMode.BLOCKING, SwitchMode.OVERLAPPED])
 def test_a_switch_between_recorded_steps_changes_no_token(
-    groups: tuple[Group, Group, Counter[int]], mode: SwitchMode
+    groups: tuple[Group, Group, Counter[tuple[Layout, int]]], mode: SwitchMode
 ) -> None:
     ordinary, recorded, _ = groups
     plain = _play(ordinary, Layout.DP)
     for layout in (Layout.TP, Layout.CP, Layout.DOP):
         assert _play(recorded, Layout.DP, (7, layout, mode)) == plain
         assert _play(recorded, layout, (7, Layout.DP, mode)) == plain
-
-
-def test_a_batch_larger_than_every_bucket_runs_as_an_ordinary_step(
-    groups: tuple[Group, Group, Counter[int]],
-) -> None:
-    assert bucket_of((3, 0), BUCKETS) == 4
-    assert bucket_of((4, 5), BUCKETS) is None
-    assert bucket_of((1, 1), BUCKETS) == 1
-
-
-def test_padding_keeps_rows_in_order_and_belongs_to_nobody(
-    groups: tuple[Group, Group, Counter[int]],
-) -> None:
-    sequence_N = torch.tensor([0, 1, 2]).numpy()
-    position_N = torch.tensor([5, 0, 9]).numpy()
-    values = {
-        "rank": 1,
-        "num_ranks": 2,
-        "page_size": PAGE,
-        "form": None,
-        "cp_storage": None,
-        "sequences": (),
-        "counts": (1, 2),
-        "padded": False,
-        "sequence_N": sequence_N,
-        "position_N": position_N,
-        "token_N": torch.tensor([7, 8, 9]).numpy(),
-    }
-    batch = Batch(**values)
-    padded = pad_batch(batch, 3)
-    assert padded.sequence_N.tolist() == [0, PADDING, PADDING, 1, 2, PADDING]
-    assert padded.position_N[[0, 3, 4]].tolist() == [5, 0, 9]
-    assert padded.token_N[[0, 3, 4]].tolist() == [7, 8, 9]
-    assert padded.counts == (3, 3)
-    assert padded.home == slice(3, 6)
