@@ -1,6 +1,6 @@
-"""An engine whose steps report every row's logits, and a driver that runs plans on ranks as threads."""
+"""An engine whose steps report every row's logits, and drivers that run plans on ranks of any kind."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
 from splash_core.engine.decoder import hidden_rows, home_logits
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.stream_lane import Gpu
 from splash_core.engine.switching import SwitchExecution
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
@@ -58,37 +59,68 @@ def run_plans(
     dtype: torch.dtype,
     *,
     traffic: list[dict[str, Traffic]] | None = None,
+    gpu: Callable[[], Gpu] | None = None,
 ) -> dict[RowKey, torch.Tensor]:
     """All rows' logits after running `plans` on T in-process ranks.
 
-    `traffic`, if given, receives each rank's counters of the *last* plan.
+    Args:
+        checkpoint: the model.
+        spec: of it.
+        arena: of each rank.
+        layout: to start in.
+        plans: to run.
+        dtype: to compute in.
+        traffic: receives each rank's counters of the *last* plan.
+        gpu: makes each rank's streams, for switches that run on streams although tensors are on CPU.
     """
     counters: dict[int, dict[str, Traffic]] = {}
 
     def rank_main(comms: RankComms) -> dict[RowKey, torch.Tensor]:
         counting = CountingComm(comms.compute)
-        engine = LogitEngine.load(
-            checkpoint,
-            spec=spec,
-            arena=arena,
-            memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8),
-            comms=RankComms(compute=counting, transfer=comms.transfer, device=comms.device),
-            dtype=dtype,
-            layout=layout,
-        )
+        counted = RankComms(compute=counting, transfer=comms.transfer, device=comms.device)
+        engine = loaded(checkpoint, counted, spec, arena, layout, dtype)
+        if gpu is not None:
+            engine._gpu = gpu()
         for plan in plans:
             counting.reset()
             engine.step(plan)
         counters[comms.compute.rank] = counting.traffic
-        assert isinstance(engine, LogitEngine)
         return engine.rows
 
-    merged: dict[RowKey, torch.Tensor] = {}
-    for rows in run_ranks(arena.num_ranks, rank_main):
-        assert not merged.keys() & rows.keys(), "a row is at home on two ranks"
-        merged.update(rows)
+    merged = merged_rows(run_ranks(arena.num_ranks, rank_main))
     if traffic is not None:
         traffic.extend(counters[rank] for rank in range(arena.num_ranks))
+    return merged
+
+
+def loaded(
+    checkpoint: Path,
+    comms: RankComms,
+    spec: ModelSpec,
+    arena: ArenaMap,
+    layout: Layout,
+    dtype: torch.dtype,
+) -> LogitEngine:
+    """This rank's engine, its arena on the communicators' device."""
+    engine = LogitEngine.load(
+        checkpoint,
+        spec=spec,
+        arena=arena,
+        memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=comms.device),
+        comms=comms,
+        dtype=dtype,
+        layout=layout,
+    )
+    assert isinstance(engine, LogitEngine)
+    return engine
+
+
+def merged_rows(of_ranks: Iterable[dict[RowKey, torch.Tensor]]) -> dict[RowKey, torch.Tensor]:
+    """What all ranks computed; each row has one home."""
+    merged: dict[RowKey, torch.Tensor] = {}
+    for rows in of_ranks:
+        assert not merged.keys() & rows.keys(), "a row is at home on two ranks"
+        merged.update(rows)
     return merged
 
 
