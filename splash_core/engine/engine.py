@@ -19,8 +19,10 @@ from splash_core.dist.comm import RankComms
 from splash_core.engine.backends import backends_for
 from splash_core.engine.decoder import hidden_rows
 from splash_core.engine.graphs import DecodeGraphs
+from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.mirror import Mirrors
 from splash_core.engine.output import draw_from, draw_tokens, score_prompts
+from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch
@@ -32,6 +34,7 @@ from splash_core.model.rope import RotaryTable, softmax_scale
 from splash_core.model.weights import load_shard, planned_bytes, read_projection
 from splash_core.scheduling.step import PromptLogprobs, SampledToken, StepPlan, StepResult, StepTimes
 from splash_core.spec.model import ModelSpec
+from splash_core.units import LAYERS_AHEAD
 
 
 class RankEngine:
@@ -42,10 +45,15 @@ class RankEngine:
     ) -> None:
         self.ctx = ctx
         self._graphs = graphs
-        self._comms = comms
+        self.layers_ahead = LAYERS_AHEAD
+        """Of a switch on a GPU: layers whose moves are enqueued before the layer that computes."""
+        self.switch_times = SwitchTimes()
+        """Of the latest step."""
         self._layout = layout
         self._epoch = Epoch(0)
         self._mirrors = Mirrors(ctx.num_ranks)
+        self._mover = StateMover(ctx.arena, comms.transfer, ctx.kernels)
+        self._gpu: Gpu | None = CudaGpu(ctx.device) if ctx.device.type == "cuda" else None
 
     @classmethod
     def load(
@@ -99,11 +107,19 @@ class RankEngine:
         )
         return cls(ctx, comms, layout)
 
+    def reserve_staging(self, num_bytes: int) -> None:
+        """Take the staging of switches now, so that no step stops to allocate it; nothing to do on CPU."""
+        if self._gpu is not None:
+            for track, stream in enumerate(self._gpu.tracks):
+                with self._gpu.on(stream):
+                    self._mover.staging.reserve(track, num_bytes // len(self._gpu.tracks))
+
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan; a failure leaves the rank unusable and is to end the group."""
         began = time.perf_counter()
-        switch, mover = self._begin_switch(plan)
+        received = self._mover.bytes_received
+        switch = self._begin_switch(plan)
         self._mirrors.apply(plan)
         tokens: tuple[SampledToken, ...] = ()
         scores: tuple[PromptLogprobs, ...] = ()
@@ -111,19 +127,19 @@ class RankEngine:
             tokens, scores = self._run_rows(plan, switch)
         if switch is not None:
             switch.finish()
+        if self._gpu is not None:
+            self._gpu.compute().synchronize()  # what a rank reports has happened
+        self.switch_times = SwitchTimes() if switch is None else switch.times()
         return StepResult(
             step=plan.step,
             rank=self.ctx.rank,
             tokens=tokens,
             prompt_logprobs=scores,
-            switch_bytes_received=mover.bytes_received,
-            times=StepTimes(
-                total_s=time.perf_counter() - began, switch_wait_s=switch.wait_s if switch else 0.0
-            ),
+            switch_bytes_received=self._mover.bytes_received - received,
+            times=StepTimes(total_s=time.perf_counter() - began, switch_wait_s=self.switch_times.wait_s),
         )
 
-    def _begin_switch(self, plan: StepPlan) -> tuple[SwitchExecution | None, StateMover]:
-        mover = StateMover(self.ctx.arena, self._comms.transfer, self.ctx.kernels)
+    def _begin_switch(self, plan: StepPlan) -> SwitchExecution | None:
         manifest = plan.manifest
         expected = self._epoch if manifest is None else manifest.epoch
         layout = self._layout if manifest is None else manifest.layout_to
@@ -134,10 +150,17 @@ class RankEngine:
             )
         self._epoch, self._layout = plan.epoch, plan.layout
         if manifest is None:
-            return None, mover
-        switch = SwitchExecution(manifest, plan.mode, mover=mover, arena=self.ctx.arena)
+            return None
+        switch = SwitchExecution(
+            manifest, plan.mode, mover=self._mover, arena=self.ctx.arena, lane=self._new_lane()
+        )
         switch.start()
-        return switch, mover
+        return switch
+
+    def _new_lane(self) -> Lane:
+        if self._gpu is None:
+            return ThreadLane()
+        return StreamLane(self._gpu, layers_ahead=self.layers_ahead)
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None

@@ -53,8 +53,11 @@ class Kernels(Protocol):
         """Write KV rows into one layer's pages (a strided view). No two rows have the same place."""
         ...
 
-    def gather_pages(self, pages: Tensor, slots_M: Tensor) -> Tensor:
-        """`[M, …]`, contiguous: pages `[S, …]` (the arena, or one layer of it) in the order of `slots_M`."""
+    def gather_pages(self, pages: Tensor, slots_M: Tensor, out: Tensor | None = None) -> Tensor:
+        """`[M, …]`, contiguous: pages `[S, …]` (the arena, or one layer of it) in the order of `slots_M`.
+
+        `out`, if given, receives them; it is contiguous.
+        """
         ...
 
     def scatter_pages(self, pages: Tensor, slots_M: Tensor, values: Tensor) -> None:

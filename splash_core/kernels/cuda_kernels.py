@@ -50,9 +50,9 @@ class CudaKernels:
         assert places.rows_N is None, "places of another library"
         self._pages.append_rows(pages_SPC, rows_NC, places.slots_N, places.offsets_N)
 
-    def gather_pages(self, pages: Tensor, slots_M: Tensor) -> Tensor:
+    def gather_pages(self, pages: Tensor, slots_M: Tensor, out: Tensor | None = None) -> Tensor:
         """As the protocol says."""
-        return self._pages.gather_pages(pages, slots_M)
+        return self._pages.gather_pages(pages, slots_M, out)
 
     def scatter_pages(self, pages: Tensor, slots_M: Tensor, values: Tensor) -> None:
         """As the protocol says."""

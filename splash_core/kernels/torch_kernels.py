@@ -44,13 +44,15 @@ class TorchKernels:
         if places.slots_N.shape[0]:
             pages_SPC[places.slots_N, places.offsets_N] = rows_NC[places.rows_N]
 
-    def gather_pages(self, pages: Tensor, slots_M: Tensor) -> Tensor:
+    def gather_pages(self, pages: Tensor, slots_M: Tensor, out: Tensor | None = None) -> Tensor:
         """As the protocol says."""
-        return pages[slots_M]
+        if out is None:
+            return pages[slots_M]
+        return torch.index_select(pages, 0, slots_M, out=out)
 
     def scatter_pages(self, pages: Tensor, slots_M: Tensor, values: Tensor) -> None:
         """As the protocol says."""
-        pages[slots_M] = values
+        pages.index_copy_(0, slots_M, values)
 
     def merge_by_lse(self, out_TNHv: Tensor, lse_TNH: Tensor) -> Tensor:
         """As the protocol says."""

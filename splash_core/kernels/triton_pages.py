@@ -96,9 +96,12 @@ def append_rows(pages_SPC: Tensor, rows_NC: Tensor, slots_N: Tensor, offsets_N: 
     )
 
 
-def gather_pages(pages: Tensor, slots_M: Tensor) -> Tensor:
-    """`pages[slots]`, contiguous; slots are int64 and ≥ 0."""
-    out = pages.new_empty(len(slots_M), *pages.shape[1:])
+def gather_pages(pages: Tensor, slots_M: Tensor, out: Tensor | None = None) -> Tensor:
+    """`pages[slots]`, contiguous, into `out` if it is given; slots are int64 and ≥ 0."""
+    if out is None:
+        out = pages.new_empty(len(slots_M), *pages.shape[1:])
+    assert out.is_contiguous(), f"out of strides {out.stride()}"
+    assert out.shape == (len(slots_M), *pages.shape[1:]), f"{len(slots_M)} pages into {out.shape}"
     if out.numel():
         grid, size, block = _grid(pages, slots_M)
         _gather_pages[grid](pages, slots_M, out, pages.stride(0), size, block=block)

@@ -8,16 +8,35 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 
+from splash_core.layout.layout import Layout
+from splash_core.scheduling.roles import Role
 from splash_core.spec.model import ModelSpec
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.manifest import SwitchMode
 from tests.conftest import TinyFactory
-from tests.support.group import Group, Pair, Schedule, arena_with
+from tests.support.group import Ask, Group, Pair, Schedule, Turn, arena_with
 from tests.support.ranks import ThreadRanks
 from tests.support.schedules import ORDINARY, schedules
 from tests.support.small_model import small_checkpoint
 
 NUM_SCHEDULES = 200
+CROWDED = Schedule(
+    asks=tuple(
+        Ask(
+            arrives=0,
+            prompt=tuple(range(10 * index + 3, 10 * index + 11)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=20),
+        )
+        for index in range(8)
+    ),
+    turns=(Turn(tick=20, phase=Role.DECODE, layout=Layout.CP, mode=SwitchMode.OVERLAPPED),),
+    layouts=(Layout.TP, Layout.DP),
+    chunk_tokens=32,
+    overcommit=2.0,
+)
+"""On each of four ranks two requests, of which one alone fills the pool: some are computed again."""
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=lambda ranks: f"T{ranks}")
@@ -47,6 +66,7 @@ def pair(request: pytest.FixtureRequest, tiny_checkpoint: TinyFactory) -> Iterat
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
+@example(schedule=CROWDED)
 @given(schedule=schedules(ORDINARY))
 def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
     switched = pair.run(schedule)

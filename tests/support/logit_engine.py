@@ -1,6 +1,6 @@
-"""An engine whose steps report every row's logits, and a driver that runs plans on ranks as threads."""
+"""An engine whose steps report every row's logits, and drivers that run plans on ranks of any kind."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
 from splash_core.engine.decoder import hidden_rows, home_logits
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.stream_lane import Gpu
 from splash_core.engine.switching import SwitchExecution
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
@@ -74,26 +75,32 @@ def run_plans(
     adapt: Callable[[RankContext], RankContext] = lambda ctx: ctx,
     rows_per_rank: int | None = None,
     engine_class: type[LogitEngine] = LogitEngine,
+    gpu: Callable[[], Gpu] | None = None,
 ) -> dict[RowKey, torch.Tensor]:
     """All rows' logits after running `plans` on T in-process ranks, which may share one GPU.
 
-    `traffic`, if given, receives each rank's counters of the *last* plan. `adapt` may exchange libraries,
-    `rows_per_rank` pads decode steps.
+    Args:
+        checkpoint: the model.
+        spec: of it.
+        arena: of each rank.
+        layout: to start in.
+        plans: to run.
+        dtype: to compute in.
+        traffic: receives each rank's counters of the *last* plan.
+        device: where tensors live.
+        adapt: may exchange libraries.
+        rows_per_rank: pads decode steps.
+        engine_class: of each rank.
+        gpu: makes each rank's streams, for switches that run on streams although tensors are on CPU.
     """
     counters: dict[int, dict[str, Traffic]] = {}
 
     def rank_main(comms: RankComms) -> dict[RowKey, torch.Tensor]:
         counting = CountingComm(comms.compute)
-        engine = engine_class.load(
-            checkpoint,
-            spec=spec,
-            arena=arena,
-            memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=device),
-            comms=RankComms(compute=counting, transfer=comms.transfer, device=device),
-            dtype=dtype,
-            layout=layout,
-        )
-        assert isinstance(engine, LogitEngine)
+        counted = RankComms(compute=counting, transfer=comms.transfer, device=device)
+        engine = loaded(checkpoint, counted, spec, arena, layout, dtype, engine_class)
+        if gpu is not None:
+            engine._gpu = gpu()
         engine.ctx, engine.rows_per_rank = adapt(engine.ctx), rows_per_rank
         for plan in plans:
             counting.reset()
@@ -101,12 +108,41 @@ def run_plans(
         counters[comms.compute.rank] = counting.traffic
         return engine.rows
 
-    merged: dict[RowKey, torch.Tensor] = {}
-    for rows in run_ranks(arena.num_ranks, rank_main):
-        assert not merged.keys() & rows.keys(), "a row is at home on two ranks"
-        merged.update(rows)
+    merged = merged_rows(run_ranks(arena.num_ranks, rank_main))
     if traffic is not None:
         traffic.extend(counters[rank] for rank in range(arena.num_ranks))
+    return merged
+
+
+def loaded(
+    checkpoint: Path,
+    comms: RankComms,
+    spec: ModelSpec,
+    arena: ArenaMap,
+    layout: Layout,
+    dtype: torch.dtype,
+    engine_class: type[LogitEngine] = LogitEngine,
+) -> LogitEngine:
+    """This rank's engine, its arena on the communicators' device."""
+    engine = engine_class.load(
+        checkpoint,
+        spec=spec,
+        arena=arena,
+        memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=comms.device),
+        comms=comms,
+        dtype=dtype,
+        layout=layout,
+    )
+    assert isinstance(engine, LogitEngine)
+    return engine
+
+
+def merged_rows(of_ranks: Iterable[dict[RowKey, torch.Tensor]]) -> dict[RowKey, torch.Tensor]:
+    """What all ranks computed; each row has one home."""
+    merged: dict[RowKey, torch.Tensor] = {}
+    for rows in of_ranks:
+        assert not merged.keys() & rows.keys(), "a row is at home on two ranks"
+        merged.update(rows)
     return merged
 
 
