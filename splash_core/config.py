@@ -66,6 +66,11 @@ class WorkerSettings(ModelSettings):
         "that it allows; above 1 more requests run at once, and some may have to be computed again.",
     )
     staging_bytes: int = setting(STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes")
+    precopy_bytes_per_step: int = setting(
+        STAGING_BYTES,
+        "Most that a rank receives in each ordinary step while a switch copies ahead (mode precopied).",
+        unit="bytes",
+    )
     queue_requests: int = setting(256, "Most requests that wait in a group before new ones get 429.")
     queue_tokens: int = setting(1 << 20, "Most prompt tokens that wait in a group.", unit="tokens")
     start_timeout_s: float = setting(

@@ -19,6 +19,7 @@ from splash_core.dist.comm import RankComms
 from splash_core.engine.decoder import hidden_rows
 from splash_core.engine.mirror import Mirrors
 from splash_core.engine.output import draw_tokens, score_prompts
+from splash_core.engine.precopying import PrecopyExecution
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch
@@ -96,6 +97,9 @@ class RankEngine:
         """Execute one plan; a failure leaves the rank unusable and is to end the group."""
         began = time.perf_counter()
         switch, mover = self._begin_switch(plan)
+        ahead = self._precopy(plan)
+        if ahead is not None and switch is None:
+            ahead.start()
         self._mirrors.apply(plan)
         tokens: tuple[SampledToken, ...] = ()
         scores: tuple[PromptLogprobs, ...] = ()
@@ -103,12 +107,15 @@ class RankEngine:
             tokens, scores = self._run_rows(plan, switch)
         if switch is not None:
             switch.finish()
+            if ahead is not None:
+                ahead.start()  # after the manifest: it may read what that has moved
         return StepResult(
             step=plan.step,
             rank=self.ctx.rank,
             tokens=tokens,
             prompt_logprobs=scores,
             switch_bytes_received=mover.bytes_received,
+            precopy_bytes_received=0 if ahead is None else ahead.finish(),
             times=StepTimes(
                 total_s=time.perf_counter() - began, switch_wait_s=switch.wait_s if switch else 0.0
             ),
@@ -130,6 +137,12 @@ class RankEngine:
         switch = SwitchExecution(manifest, plan.mode, mover=mover, arena=self.ctx.arena)
         switch.start()
         return switch, mover
+
+    def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
+        if plan.precopy is None:
+            return None
+        mover = StateMover(self.ctx.arena, self._comms.transfer)
+        return PrecopyExecution(plan.precopy, mover=mover, arena=self.ctx.arena)
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None

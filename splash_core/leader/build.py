@@ -148,6 +148,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         max_running=settings.max_running,
         max_model_len=settings.max_model_len or None,
         staging_bytes=settings.staging_bytes,
+        precopy_bytes_per_step=settings.precopy_bytes_per_step,
         # Prefill holds no more than the prompts that it has, so there is no growth to overcommit.
         admission_overcommit=settings.admission_overcommit if phase is Phase.DECODE else 1.0,
     )

@@ -1,7 +1,7 @@
 """The promise of the system: the same tokens with and without switches, whatever happens around them.
 
 fp64, so that no tie decides. Every schedule runs both phases through random arrivals, chunk sizes,
-cancellations, preemptions and switches in both modes, and again without any switch.
+cancellations, preemptions and switches in all modes, and again without any switch.
 """
 
 from collections.abc import Iterator
@@ -33,6 +33,9 @@ def pair(request: pytest.FixtureRequest, tiny_checkpoint: TinyFactory) -> Iterat
     # The schedules are worth nothing if they do not reach what they are for.
     assert groups[1].seen["evacuations"] > 0, groups[1].seen
     assert groups[1].seen["recomputed"] > 0, groups[1].seen
+    assert min(groups[1].seen[name] for name in ("commits", "pages ahead", "layers ahead")) > 0, groups[
+        1
+    ].seen
     for group in groups:
         directions = {name for name in group.seen if "→" in name and len(set(name.split("→"))) == 2}
         assert len(directions) == 12, group.seen

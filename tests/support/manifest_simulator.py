@@ -73,7 +73,7 @@ class ArenaSimulator:
         page_bytes = self._arena.slot_bytes
         self._run_phase(manifest.boundary_chunks, layers, unit=page_bytes, staging_bytes=staging_bytes)
         for layer in layers:
-            if manifest.weights is Primitive.ALL_GATHER:
+            if manifest.weights is Primitive.ALL_GATHER and layer not in manifest.ready_layers:
                 self._fill_weights(layer)
             self._run_phase(manifest.layer_chunks, [layer], unit=LAYER_BYTES, staging_bytes=staging_bytes)
 
