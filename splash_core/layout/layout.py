@@ -42,6 +42,12 @@ class Matrix(StrEnum):
     """`[H·v, d]`: head-major, so that a shard is a prefix of rows."""
 
 
+Matrices = frozenset[Matrix]
+
+ORDINARY_ONLY: Matrices = frozenset()
+"""As the matrices whose borrowed slots pages may use (docs/model.md §3): none."""
+
+
 class KvMode(StrEnum):
     """How a request's pages spread over its owners."""
 
@@ -90,12 +96,17 @@ class LayoutRule:
     @property
     def shards(self) -> bool:
         """True when some projection is sharded, so that the heads must split evenly over the ranks."""
-        return any(kind is Projection.SHARDED for kind in self.projections.values())
+        return bool(self.lends)
 
     @property
-    def borrows(self) -> bool:
-        """True when KV pages may lie in borrowed slots: no projection is replicated over any of them."""
-        return all(kind is Projection.SHARDED for kind in self.projections.values())
+    def lends(self) -> Matrices:
+        """Matrices whose borrowed slots may hold KV pages: those that are not replicated over them."""
+        return frozenset(m for m, kind in self.projections.items() if kind is Projection.SHARDED)
+
+    @property
+    def fills(self) -> Matrices:
+        """Matrices that fill their borrowed slots with weights."""
+        return frozenset(self.projections) - self.lends
 
     def placement(self, *, num_ranks: int, owner: RankId, rotation: int) -> KvPlacement:
         """The placement of a request whose preferred owner is `owner`."""
@@ -121,3 +132,9 @@ RULES: Mapping[Layout, LayoutRule] = MappingProxyType(
         Layout.DOP: _rule(Layout.DOP, Projection.SHARDED, KvHistory.OWNER),
     }
 )
+
+LENDING_ORDER: tuple[Matrix, ...] = tuple(
+    sorted(Matrix, key=lambda m: sum(m in rule.fills for rule in RULES.values()))
+)
+"""Whose borrowed slots pages take first: those of the matrix that the fewest layouts replicate, so that the
+fewest switches have to clear them."""

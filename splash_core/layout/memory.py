@@ -100,7 +100,11 @@ class MemoryAccount:
         """Bytes of the weights region that hold neither weights nor pages in this layout."""
         places = self._places()
         region = self._region_pages(places) * self.page_bytes
-        return region - self.weights_bytes(layout) - self._borrowed_pages(layout, places) * self.page_bytes
+        return region - self.weights_bytes(layout) - self._num_lent(layout, places) * self.page_bytes
+
+    def borrowed_pages(self, layout: Layout) -> int:
+        """Pages of a rank's pool that lie in room which other layouts need for weights."""
+        return self._num_lent(layout, self._places())
 
     def footprint(self, layout: Layout, pages: Sequence[int]) -> tuple[int, ...]:
         """(1): bytes on each rank that holds so many distinct pages, `[T]`."""
@@ -184,7 +188,6 @@ class MemoryAccount:
     def _region_pages(self, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
         return -(-max(place.end for place in places.values()) // self.page_bytes)
 
-    def _borrowed_pages(self, layout: Layout, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
-        if not RULES[layout].borrows:
-            return 0
-        return sum(len(place.borrowed) for place in places.values())
+    def _num_lent(self, layout: Layout, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
+        lends = RULES[layout].lends
+        return sum(len(place.borrowed) for place in places.values() if place.matrix in lends)

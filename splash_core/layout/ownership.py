@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
 from splash_core.layout.change import OwnershipChange
-from splash_core.layout.layout import KvPlacement
+from splash_core.layout.layout import KvPlacement, Matrices
 from splash_core.layout.pages import SlotPool
 from splash_core.layout.slots import ArenaMap
 
@@ -41,7 +41,7 @@ class PageTable:
     def __init__(self, arena: ArenaMap) -> None:
         self.arena = arena
         self.pools: tuple[SlotPool, ...] = tuple(
-            SlotPool(ordinary=arena.ordinary, borrowed=arena.borrowed) for _ in range(arena.num_ranks)
+            SlotPool(ordinary=arena.ordinary, borrowed=arena.lenders) for _ in range(arena.num_ranks)
         )
         self._pages: dict[PageId, _Page] = {}
         self._users: dict[tuple[RankId, SlotId], PageId] = {}
@@ -62,15 +62,20 @@ class PageTable:
         """All pages that hold slots, in order of creation."""
         return tuple(self._pages)
 
-    def new_page(self, ranks: Sequence[RankId], *, allow_borrowed: bool) -> PageId | None:
-        """A page with one reference and a copy on each of `ranks`; None, and no change, if one is full."""
+    def new_page(self, ranks: Sequence[RankId], *, lent: Matrices) -> PageId | None:
+        """A page with one reference and a copy on each of `ranks`; None, and no change, if one is full.
+
+        Args:
+            ranks: where it goes.
+            lent: matrices whose borrowed slots it may lie in.
+        """
         if not ranks or len(set(ranks)) != len(ranks):
             raise InvariantBroken(f"a page needs distinct ranks, got {tuple(ranks)}")
-        if any(self.free_slots(rank, allow_borrowed=allow_borrowed) == 0 for rank in ranks):
+        if any(self.free_slots(rank, lent=lent) == 0 for rank in ranks):
             return None
         slots: dict[RankId, SlotId] = {}
         for rank in sorted(ranks):
-            slot = self.pools[rank].allocate(allow_borrowed=allow_borrowed)
+            slot = self.pools[rank].allocate(lent=lent)
             assert slot is not None  # free_slots said so
             slots[rank] = slot
         page = PageId(self._next_page)
@@ -139,9 +144,9 @@ class PageTable:
         """Slots of a rank that nobody uses but that an outside writer may still reach."""
         return sum(rank in entry.slots for entry in self._pages.values() if entry.references == 0)
 
-    def free_slots(self, rank: RankId, *, allow_borrowed: bool) -> int:
+    def free_slots(self, rank: RankId, *, lent: Matrices) -> int:
         """Pages that could still be placed on a rank."""
-        return self.pools[rank].free_slots(allow_borrowed=allow_borrowed)
+        return self.pools[rank].free_slots(lent=lent)
 
     def apply(self, manifest: OwnershipChange) -> None:
         """Record an executed manifest: copies are where it put them, vacated slots are free.

@@ -27,6 +27,7 @@ from splash_core.units import format_bytes
 REFERENCE_REQUESTS = 16
 _REFERENCE_CONTEXTS = tuple(1 << exponent for exponent in range(17, 5, -1))
 _MOST_RANKS = 256
+_FULLY_SHARDED = next(layout for layout, rule in RULES.items() if not rule.fills)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +71,12 @@ class PlanReport:
     @property
     def borrowed_slots(self) -> int:
         """Pages of a rank's pool that hold other ranks' weights while projections are replicated."""
-        account = self.account
-        sharded, whole = (
-            next(layout for layout, rule in RULES.items() if rule.borrows is borrows)
-            for borrows in (True, False)
-        )
-        freed = account.weights_bytes(whole) - account.weights_bytes(sharded)
-        lost = account.gap_bytes(sharded) - account.gap_bytes(whole)
-        return (freed - lost) // account.page_bytes
+        return self.account.borrowed_pages(_FULLY_SHARDED)
 
     @property
     def rounding_bytes(self) -> int:
         """Bytes of the weights region that a sharded layout can use neither for weights nor for pages."""
-        return next(self.account.gap_bytes(layout) for layout, rule in RULES.items() if rule.borrows)
+        return self.account.gap_bytes(_FULLY_SHARDED)
 
     def to_json(self) -> dict[str, Any]:
         """The report in the shape of `splash plan --json`."""

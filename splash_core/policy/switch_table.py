@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, PageId, RankId, SlotId
-from splash_core.layout.layout import RULES, KvPlacement, Layout
+from splash_core.layout.layout import ORDINARY_ONLY, RULES, KvPlacement, Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
 from splash_core.switch.manifest import Primitive, SwitchManifest
@@ -38,7 +38,7 @@ def _kind(before: Layout, after: Layout, ranks: int) -> SwitchKind:
     targets = list(_requests(after, ranks))
     for source, target in zip(_requests(before, ranks), targets, strict=True):
         for index in range(ranks):
-            page = table.new_page(source.ranks_of_page(index), allow_borrowed=False)
+            page = table.new_page(source.ranks_of_page(index), lent=ORDINARY_ONLY)
             if page is None:
                 raise InvariantBroken("the symbolic arena is too small for its own pages")
             wanted[page] = target.ranks_of_page(index)
@@ -48,7 +48,6 @@ def _kind(before: Layout, after: Layout, ranks: int) -> SwitchKind:
         layout_from=before,
         layout_to=after,
         epoch=Epoch(1),
-        weight_bytes_per_layer=1,
         staging_bytes=1 << 30,
     )
     if not isinstance(manifest, SwitchManifest):
@@ -72,7 +71,7 @@ def _arena(ranks: int) -> ArenaMap:
         num_slots=slots,
         places={},
         ordinary=tuple(SlotId(slot) for slot in range(slots)),
-        borrowed=(),
+        lenders={},
         gap_bytes=0,
         arena_bytes=slots,
     )

@@ -169,8 +169,7 @@ class Views:
         if layout not in self._config.layouts:
             return LayoutPool(feasible=False, reason=infeasible.get(layout, "not among the group's layouts"))
         free = min(
-            table.free_slots(RankId(rank), allow_borrowed=RULES[layout].borrows)
-            for rank in range(table.num_ranks)
+            table.free_slots(RankId(rank), lent=RULES[layout].lends) for rank in range(table.num_ranks)
         )
         return LayoutPool(
             feasible=True,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from splash_core.ids import Epoch, RankId, SeqId
 from splash_core.layout.homes import RowsOfSequence, assign_homes
-from splash_core.layout.layout import RULES, KvHistory, Layout
+from splash_core.layout.layout import RULES, KvHistory, Layout, Matrices
 from splash_core.layout.ownership import NO_SLOT
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.step import (
@@ -24,7 +24,7 @@ from splash_core.scheduling.step import (
     TokenLogprobs,
 )
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Chunk, Primitive, SwitchManifest
+from splash_core.switch.manifest import Chunk, SwitchManifest
 
 VOCAB = 11
 WEIGHTS = ("weights", 0)
@@ -78,9 +78,8 @@ class FakeRanks:
         self.mirrors: dict[SeqId, Mirror] = {}
         self.rows_run = 0
         self._held: dict[tuple[int, int, int], list[Row | None]] = {}
-        if not RULES[layout].borrows:
-            for layer in range(arena.num_layers):
-                self._fill_weights(layer)
+        for layer in range(arena.num_layers):
+            self._fill_weights(layer, RULES[layout].fills)
 
     def step(self, plan: StepPlan) -> tuple[StepResult, ...]:
         """Execute a plan on all ranks."""
@@ -151,20 +150,18 @@ class FakeRanks:
     def _check_slots_distinct(self, plan: StepPlan) -> None:
         """No slot has two users among the sequences that run, and none lies under weights."""
         seen: set[tuple[int, int]] = set()
-        borrows = RULES[plan.layout].borrows
-        borrowed = set(self.arena.borrowed)
+        under = {slot for matrix in RULES[plan.layout].fills for slot in self.arena.lenders[matrix]}
         for step in plan.sequences:
             for row in self.mirrors[step.seq].table:
                 for rank, slot in enumerate(row):
                     if slot == NO_SLOT:
                         continue
                     assert (rank, slot) not in seen, "a slot with two users"
-                    assert borrows or slot not in borrowed, "a page under weights"
+                    assert slot not in under, "a page under weights"
                     seen.add((rank, slot))
 
     def _switch_layer(self, manifest: SwitchManifest, layer: int, received: list[int]) -> None:
-        if manifest.weights is Primitive.ALL_GATHER:
-            self._fill_weights(layer)
+        self._fill_weights(layer, frozenset(manifest.gathered))
         for chunk in manifest.layer_chunks:
             self._run_chunk(chunk, (layer,), received)
 
@@ -258,10 +255,10 @@ class FakeRanks:
     def _page(self, rank: int, layer: int, slot: int) -> list[Row | None]:
         return self._held.setdefault((rank, layer, slot), [None] * self.arena.page_size)
 
-    def _fill_weights(self, layer: int) -> None:
+    def _fill_weights(self, layer: int, matrices: Matrices) -> None:
         # A slot inside layer i's weights holds a page of *all* layers: the gather overwrites them all.
-        for (owner, _), place in self.arena.places.items():
-            if owner == layer:
+        for (owner, matrix), place in self.arena.places.items():
+            if owner == layer and matrix in matrices:
                 for rank in range(self.arena.num_ranks):
                     for slot in place.borrowed:
                         for each in range(self.arena.num_layers):

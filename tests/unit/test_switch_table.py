@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from splash_core.ids import Epoch, PageId, RankId
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import RULES, Layout, Matrix
 from splash_core.layout.memory import missing_pages
 from splash_core.layout.ownership import PageTable, wanted_ranks
 from splash_core.switch.manifest import Primitive, Refusal, SwitchManifest
@@ -21,6 +21,7 @@ KEEP, DISCARD, GATHER, EXCHANGE = (
     Primitive.ALL_GATHER,
     Primitive.ALL_TO_ALL,
 )
+EVERY = frozenset(Matrix)
 TP, CP, DP, DOP = Layout.TP, Layout.CP, Layout.DP, Layout.DOP
 
 DESIGN_TABLE = {
@@ -55,7 +56,7 @@ def group(
         )
         pages: list[PageId] = []
         for index in range(length):
-            page = table.new_page(placement.ranks_of_page(index), allow_borrowed=RULES[layout].borrows)
+            page = table.new_page(placement.ranks_of_page(index), lent=RULES[layout].lends)
             assert page is not None
             pages.append(page)
         requests.append(pages)
@@ -83,7 +84,6 @@ def plan(
         layout_from=before,
         layout_to=after,
         epoch=Epoch(1),
-        weight_bytes_per_layer=1000,
         staging_bytes=STAGING,
     )
 
@@ -158,7 +158,7 @@ def test_a_group_without_requests_moves_no_page(layout: Layout) -> None:
 def test_a_full_decoupled_group_is_refused_with_the_numbers() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=3, borrowed=8))
     for _ in range(10):
-        assert table.new_page([RankId(1)], allow_borrowed=True) is not None
+        assert table.new_page([RankId(1)], lent=EVERY) is not None
     rows = [table.row(page) for page in table.pages]
     refusal = plan(table, {}, DOP, DP)
     assert isinstance(refusal, Refusal)
@@ -170,7 +170,7 @@ def test_a_full_decoupled_group_is_refused_with_the_numbers() -> None:
 
 def test_evacuation_is_local_and_costs_no_network_bytes() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=4, borrowed=8))
-    pages = [table.new_page([RankId(0)], allow_borrowed=True) for _ in range(7)]
+    pages = [table.new_page([RankId(0)], lent=EVERY) for _ in range(7)]
     for page in pages[:3]:
         assert page is not None
         table.release(page)
@@ -189,7 +189,7 @@ def test_evacuation_is_local_and_costs_no_network_bytes() -> None:
 
 def test_a_pinned_page_under_weights_refuses_the_switch() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=1, borrowed=8))
-    first, second = (table.new_page([RankId(0)], allow_borrowed=True) for _ in range(2))
+    first, second = (table.new_page([RankId(0)], lent=EVERY) for _ in range(2))
     assert first is not None
     assert second is not None
     table.release(first)
@@ -203,7 +203,7 @@ def test_a_pinned_page_under_weights_refuses_the_switch() -> None:
 
 def test_staging_below_one_page_refuses_an_evacuation() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=1, borrowed=8))
-    first, _ = (table.new_page([RankId(0)], allow_borrowed=True) for _ in range(2))
+    first, _ = (table.new_page([RankId(0)], lent=EVERY) for _ in range(2))
     assert first is not None
     table.release(first)
     refusal = plan_switch(
@@ -212,7 +212,6 @@ def test_staging_below_one_page_refuses_an_evacuation() -> None:
         layout_from=DOP,
         layout_to=DP,
         epoch=Epoch(1),
-        weight_bytes_per_layer=0,
         staging_bytes=3 * LAYER_BYTES - 1,
     )
     assert isinstance(refusal, Refusal)
