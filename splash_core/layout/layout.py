@@ -5,7 +5,7 @@ which ranks hold a request's KV history are independent (docs/model.md §1). A l
 Nothing else in the code base knows what "TP" or "DOP" means, except one file each in `attention/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -20,6 +20,15 @@ class Layout(StrEnum):
     CP = "CP"
     DP = "DP"
     DOP = "DOP"
+
+
+STANDARD_LAYOUTS = (Layout.TP, Layout.CP, Layout.DP, Layout.DOP)
+"""What a group offers unless it is told otherwise; the others are variants of these."""
+
+
+def shown_layouts(named: Collection[Layout]) -> tuple[Layout, ...]:
+    """The standard layouts and those named, in the order of `Layout`: what operators are told about."""
+    return tuple(layout for layout in Layout if layout in STANDARD_LAYOUTS or layout in named)
 
 
 class Projection(StrEnum):

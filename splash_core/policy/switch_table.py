@@ -1,11 +1,12 @@
 """The directed switches as the planner sees them, on a small group whose pages it really plans to move."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, PageId, RankId, SlotId
-from splash_core.layout.layout import ORDINARY_ONLY, RULES, KvPlacement, Layout
+from splash_core.layout.layout import ORDINARY_ONLY, RULES, STANDARD_LAYOUTS, KvPlacement, Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
 from splash_core.switch.manifest import Primitive, SwitchManifest
@@ -25,11 +26,10 @@ class SwitchKind:
     kv: Primitive
 
 
-def switch_table(num_ranks: int) -> tuple[SwitchKind, ...]:
+def switch_table(num_ranks: int, layouts: Sequence[Layout] = STANDARD_LAYOUTS) -> tuple[SwitchKind, ...]:
     """All ordered pairs of layouts, with what the planner's manifest uses for weights and for KV."""
     ranks = min(num_ranks, _SYMBOLIC_RANKS)
-    pairs = ((before, after) for before in Layout for after in Layout if before is not after)
-    return tuple(_kind(before, after, ranks) for before, after in pairs)
+    return tuple(_kind(before, after, ranks) for before, after in permutations(layouts, 2))
 
 
 def _kind(before: Layout, after: Layout, ranks: int) -> SwitchKind:

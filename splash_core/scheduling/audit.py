@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, GroupId, PageId, RankId
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import RULES, Layout, shown_layouts
 from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.leases import OpenLease
@@ -119,7 +119,10 @@ class Views:
             chunk_tokens=self._config.chunk_tokens,
             running=self._running(running),
             waiting=(*waiting, *queued),
-            pools={layout: self._pool(layout, infeasible) for layout in Layout},
+            pools={
+                layout: self._pool(layout, infeasible)
+                for layout in shown_layouts((*self._config.layouts, *infeasible))
+            },
             owner_tokens=self._owner_tokens(),
             switch_pending=switch_pending,
         )

@@ -184,6 +184,16 @@ class TestReport:
         for layout in (Layout.CP, Layout.DP):
             assert isinstance(verdicts[layout], FeasibleLayout)
 
+    def test_layouts_can_be_chosen(self) -> None:
+        paper = deployment("h200", ranks=8, fraction=0.9, dtype="fp8")
+        chosen = (Layout.CP, Layout.DOP)
+        report = build_plan(named_spec("deepseek-v3.2"), named_gpu("h200"), paper, chosen)
+        value = report.to_json()
+        assert tuple(value["layouts"]) == chosen
+        assert [(row["from"], row["to"]) for row in value["switches"]] == [("CP", "DOP"), ("DOP", "CP")]
+        cells = [cell for cells in report.regimes.values() for cell in cells]
+        assert {cell.best for cell in cells} <= {*chosen, None}
+
     def test_odd_ranks_leave_dp_and_cp(self) -> None:
         value = plan("glm-4.7-flash", gpu="h200", ranks=8, fraction=0.85, dtype="bf16").to_json()
         assert [name for name, entry in value["layouts"].items() if entry["feasible"]] == ["CP", "DP"]
@@ -246,6 +256,7 @@ class TestCommand:
             (["--model", "deepseek-v3", "--ranks", "8", "--gpu", "tpu"], 2, "b200"),
             (["--model", "deepseek-v3", "--ranks", "8", "--fraction", "1.5"], 2, "--fraction"),
             (["--model", "deepseek-v3", "--ranks", "8", "--dtype", "int4"], 2, "fp8"),
+            (["--model", "deepseek-v3", "--ranks", "8", "--layouts", "TP,EP"], 2, "TP, CP, DP, DOP"),
             (["--model", "deepseek-v3", "--ranks", "0"], 2, "--ranks"),
         ],
     )
