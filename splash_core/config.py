@@ -19,7 +19,7 @@ from splash_core.units import STAGING_BYTES
 
 S = TypeVar("S")
 
-LAYOUTS = ("TP", "CP", "DP", "DOP")
+LAYOUTS = ("TP", "CP", "DP", "DOP", "DOP-P")
 STANDARD_LAYOUTS = ("TP", "CP", "DP", "DOP")
 """Names of `layout.layout.Layout`, which stands above settings, and of those that are offered by default."""
 _DEVICES = {"cuda": "only cpu is served so far; leave --device out"}

@@ -1,4 +1,4 @@
-"""The four attention layouts as rules over two independent choices.
+"""The attention layouts as rules over two independent choices.
 
 Under MLA one latent row per token serves all heads, so where the head-indexed projections live and
 which ranks hold a request's KV history are independent (docs/model.md §1). A layout is one setting of both.
@@ -20,6 +20,7 @@ class Layout(StrEnum):
     CP = "CP"
     DP = "DP"
     DOP = "DOP"
+    DOP_P = "DOP-P"
 
 
 STANDARD_LAYOUTS = (Layout.TP, Layout.CP, Layout.DP, Layout.DOP)
@@ -127,18 +128,22 @@ class LayoutRule:
         return KvPlacement(owners=everyone, mode=KvMode.STRIPED, rotation=rotation)
 
 
-def _rule(layout: Layout, kind: Projection, history: KvHistory) -> LayoutRule:
-    return LayoutRule(
-        layout=layout, projections=MappingProxyType(dict.fromkeys(Matrix, kind)), history=history
-    )
+def _rule(layout: Layout, history: KvHistory, *, replicated: Collection[Matrix]) -> LayoutRule:
+    projections = dict.fromkeys(Matrix, Projection.SHARDED)
+    projections |= dict.fromkeys(replicated, Projection.REPLICATED)
+    return LayoutRule(layout=layout, projections=MappingProxyType(projections), history=history)
 
 
 RULES: Mapping[Layout, LayoutRule] = MappingProxyType(
     {
-        Layout.TP: _rule(Layout.TP, Projection.SHARDED, KvHistory.ALL),
-        Layout.CP: _rule(Layout.CP, Projection.REPLICATED, KvHistory.STRIPED),
-        Layout.DP: _rule(Layout.DP, Projection.REPLICATED, KvHistory.OWNER),
-        Layout.DOP: _rule(Layout.DOP, Projection.SHARDED, KvHistory.OWNER),
+        rule.layout: rule
+        for rule in (
+            _rule(Layout.TP, KvHistory.ALL, replicated=()),
+            _rule(Layout.CP, KvHistory.STRIPED, replicated=Matrix),
+            _rule(Layout.DP, KvHistory.OWNER, replicated=Matrix),
+            _rule(Layout.DOP, KvHistory.OWNER, replicated=()),
+            _rule(Layout.DOP_P, KvHistory.OWNER, replicated=(Matrix.KV_B,)),
+        )
     }
 )
 

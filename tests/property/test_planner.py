@@ -78,7 +78,8 @@ def random_case(seed: int, *, pins: bool = True, ample_staging: bool = False) ->
     )
     layout_from, layout_to = rng.choice(list(Layout)), rng.choice(list(Layout))
     if rng.random() < 0.4:
-        layout_from, layout_to = rng.choice([Layout.TP, Layout.DOP]), rng.choice([Layout.DP, Layout.CP])
+        lending = rng.choice([Layout.TP, Layout.DOP, Layout.DOP_P])
+        layout_from, layout_to = lending, rng.choice([Layout.DP, Layout.CP, Layout.DOP_P])
     most = rng.choice([1, 1, 2, num_ranks])
 
     def some_ranks() -> tuple[RankId, ...]:

@@ -162,6 +162,7 @@ class Pair:
                 layout,
                 SchedulerConfig(
                     role=role,
+                    layouts=tuple(Layout),
                     group=GroupId(role.value),
                     chunk_tokens=schedule.chunk_tokens,
                     admission_overcommit=schedule.overcommit,
