@@ -19,8 +19,9 @@ from splash_core.units import STAGING_BYTES
 
 S = TypeVar("S")
 
-LAYOUTS = ("TP", "CP", "DP", "DOP")
-"""Names of `layout.layout.Layout`, which stands above settings."""
+LAYOUTS = ("TP", "CP", "DP", "DOP", "DOP-P")
+STANDARD_LAYOUTS = ("TP", "CP", "DP", "DOP")
+"""Names of `layout.layout.Layout`, which stands above settings, and of those that are offered by default."""
 _DEVICES = {"cuda": "only cpu is served so far; leave --device out"}
 _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 _TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
@@ -47,6 +48,10 @@ class WorkerSettings(ModelSettings):
         "shm", "How KV pages cross between groups.", choices=("shm",), planned=_TRANSPORTS
     )
     policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
+    layouts: str = setting(
+        ",".join(STANDARD_LAYOUTS),
+        f"Layouts that a group may run, separated by commas; of {', '.join(LAYOUTS)}.",
+    )
     device: str = setting("cpu", "Where ranks compute.", choices=("cpu",), planned=_DEVICES)
     dtype: str = setting(
         "auto", "Arithmetic and KV type; auto is fp32 on CPU.", choices=("auto", "fp32", "fp64", "bf16")

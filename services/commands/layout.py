@@ -57,7 +57,7 @@ def get(admin: Admin = None, admin_key_file: KeyFile = None, json: Json = False)
         layouts = client.get("/admin/layouts")
         cluster = client.get("/admin/cluster")
     lines = [
-        f"{group['phase']:8} {group['group']:12} {group['layout']:4} "
+        f"{group['phase']:8} {group['group']:12} {group['layout']:5} "
         f"epoch {group['layout_epoch']}  {group['state']}"
         for group in cluster["groups"]
     ]

@@ -7,6 +7,7 @@ Legend: N rows of the step, N_j at home here, M rows whose logits are wanted, V 
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -56,7 +57,7 @@ class RankEngine:
         layout: Layout,
         progress: Progress | None = None,
     ) -> "RankEngine":
-        """Read this rank's weights; in a replicated layout also the other ranks' projection shards.
+        """Read this rank's weights; of projections that the layout replicates also the other ranks' shards.
 
         Args:
             checkpoint: a Hugging Face directory.
@@ -73,13 +74,13 @@ class RankEngine:
         """
         rank, num_ranks = comms.compute.rank, comms.compute.size
         views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
-        kind = RULES[layout].projections[Matrix.Q_B]
+        kinds = RULES[layout].projections
         with Checkpoint.open(checkpoint, spec=spec) as source:
             if progress is not None:
-                heads = spec.heads if kind is Projection.REPLICATED else spec.heads // views.shards
+                heads = {matrix: len(views.projection(0, matrix, kind)) for matrix, kind in kinds.items()}
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
             weights = load_shard(source, spec, rank, num_ranks, dtype, comms.device)
-            _load_projections(source, views, kind)
+            _load_projections(source, views, kinds)
         ctx = RankContext(
             comm=comms.compute,
             arena=views,
@@ -164,11 +165,11 @@ class RankEngine:
         )
 
 
-def _load_projections(source: Checkpoint, arena: Arena, kind: Projection) -> None:
+def _load_projections(source: Checkpoint, arena: Arena, kinds: Mapping[Matrix, Projection]) -> None:
     heads = arena.spec.heads // arena.shards
-    wanted = range(arena.shards) if kind is Projection.REPLICATED else (arena.rank % arena.shards,)
+    every, own = range(arena.shards), (arena.rank % arena.shards,)
     for layer, matrix in arena.map.places:
-        for owner in wanted:
+        for owner in every if kinds[matrix] is Projection.REPLICATED else own:
             rows = read_projection(source, arena.spec, layer, matrix, owner * heads, (owner + 1) * heads)
             place = arena.shard(layer, matrix, owner)
             place.view(rows.shape).copy_(rows)

@@ -48,7 +48,7 @@ class PrecopyExecution:
         try:
             with torch.inference_mode():  # thread-local: the step's own does not reach this thread
                 for layer in self._batch.weight_layers:
-                    self._mover.gather_weights(layer)
+                    self._mover.gather_weights(layer, self._batch.gathered)
                 for chunk in self._batch.chunks:
                     self._mover.move_pages(self._mover.prepare(chunk), self._arena.pages_SLPC)
         except Exception as failure:  # handed to the step, which raises it

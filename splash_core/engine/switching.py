@@ -83,14 +83,14 @@ class StateMover:
             pages[slots] = received.tensor
             self.bytes_received += received.tensor.nbytes
 
-    def gather_weights(self, layer: int) -> None:
+    def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
         """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
         me = self._comm.rank
         peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
         shard = self._arena.shard
-        recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers for matrix in Matrix]
+        recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers for matrix in matrices]
         self._comm.exchange(
-            [Transfer(peer, shard(layer, matrix, me)) for peer in peers for matrix in Matrix],
+            [Transfer(peer, shard(layer, matrix, me)) for peer in peers for matrix in matrices],
             recvs,
             tag="switch.weights",
         )
@@ -164,7 +164,7 @@ class SwitchExecution:
 
     def _move_layer(self, layer: int) -> None:
         if layer in self._gathers:
-            self._mover.gather_weights(layer)
+            self._mover.gather_weights(layer, self._manifest.gathered)
         for work in self._layer_work:
             self._mover.move_pages(work, self._arena.layer(layer))
 

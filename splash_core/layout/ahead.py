@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.layout import Matrices
 from splash_core.layout.pages import PageCopy, SlotPool
 
 
@@ -34,11 +35,11 @@ class CopiesAhead:
         self._pools = pools
         self._copies: tuple[dict[PageId, CopyAhead], ...] = tuple({} for _ in pools)
 
-    def take(self, page: PageId, source: PageCopy, rank: RankId, *, allow_borrowed: bool) -> SlotId | None:
+    def take(self, page: PageId, source: PageCopy, rank: RankId, *, lent: Matrices) -> SlotId | None:
         """Take a slot of `rank` for a copy of `page`; None if there is none."""
         if page in self._copies[rank]:
             raise InvariantBroken(f"page {page} is copied ahead to rank {rank} already")
-        slot = self._pools[rank].allocate(allow_borrowed=allow_borrowed)
+        slot = self._pools[rank].allocate(lent=lent)
         if slot is not None:
             self._copies[rank][page] = CopyAhead(source, slot)
         return slot

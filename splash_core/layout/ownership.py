@@ -13,7 +13,7 @@ from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
 from splash_core.layout.ahead import CopiesAhead
 from splash_core.layout.change import OwnershipChange
-from splash_core.layout.layout import KvPlacement
+from splash_core.layout.layout import KvPlacement, Matrices
 from splash_core.layout.pages import PageCopy, SlotPool
 from splash_core.layout.slots import ArenaMap
 
@@ -34,7 +34,7 @@ class PageTable:
     def __init__(self, arena: ArenaMap) -> None:
         self.arena = arena
         self.pools: tuple[SlotPool, ...] = tuple(
-            SlotPool(ordinary=arena.ordinary, borrowed=arena.borrowed) for _ in range(arena.num_ranks)
+            SlotPool(ordinary=arena.ordinary, borrowed=arena.lenders) for _ in range(arena.num_ranks)
         )
         self.ahead = CopiesAhead(self.pools)
         """Copies that no row shows yet."""
@@ -57,15 +57,20 @@ class PageTable:
         """All pages that hold slots, in order of creation."""
         return tuple(self._pages)
 
-    def new_page(self, ranks: Sequence[RankId], *, allow_borrowed: bool) -> PageId | None:
-        """A page with one reference and a copy on each of `ranks`; None, and no change, if one is full."""
+    def new_page(self, ranks: Sequence[RankId], *, lent: Matrices) -> PageId | None:
+        """A page with one reference and a copy on each of `ranks`; None, and no change, if one is full.
+
+        Args:
+            ranks: where it goes.
+            lent: matrices whose borrowed slots it may lie in.
+        """
         if not ranks or len(set(ranks)) != len(ranks):
             raise InvariantBroken(f"a page needs distinct ranks, got {tuple(ranks)}")
-        if any(self.free_slots(rank, allow_borrowed=allow_borrowed) == 0 for rank in ranks):
+        if any(self.free_slots(rank, lent=lent) == 0 for rank in ranks):
             return None
         slots: dict[RankId, SlotId] = {}
         for rank in sorted(ranks):
-            slot = self.pools[rank].allocate(allow_borrowed=allow_borrowed)
+            slot = self.pools[rank].allocate(lent=lent)
             assert slot is not None  # free_slots said so
             slots[rank] = slot
         page = PageId(self._next_page)
@@ -139,13 +144,11 @@ class PageTable:
         """Slots of a rank that nobody uses but that an outside writer may still reach."""
         return sum(rank in entry.slots for entry in self._pages.values() if entry.references == 0)
 
-    def free_slots(self, rank: RankId, *, allow_borrowed: bool) -> int:
+    def free_slots(self, rank: RankId, *, lent: Matrices) -> int:
         """Pages that could still be placed on a rank."""
-        return self.pools[rank].free_slots(allow_borrowed=allow_borrowed)
+        return self.pools[rank].free_slots(lent=lent)
 
-    def copy_ahead(
-        self, page: PageId, source: RankId, target: RankId, *, allow_borrowed: bool
-    ) -> SlotId | None:
+    def copy_ahead(self, page: PageId, source: RankId, target: RankId, *, lent: Matrices) -> SlotId | None:
         """Set a slot of `target` aside for a copy from `source`; None, and no change, if there is none.
 
         The copy stays out of the page's row until `adopt_ahead`, and goes when the page goes or is pinned.
@@ -155,7 +158,7 @@ class PageTable:
             raise InvariantBroken(f"page {page} cannot be copied ahead from rank {source} to rank {target}")
         slot = entry.slots[source]
         held = PageCopy(source, slot, self.pools[source].generation(slot))
-        return self.ahead.take(page, held, target, allow_borrowed=allow_borrowed)
+        return self.ahead.take(page, held, target, lent=lent)
 
     def adopt_ahead(self) -> tuple[PageCopy, ...]:
         """Turn copies ahead whose source is unchanged into copies; the slots of the others are free again.

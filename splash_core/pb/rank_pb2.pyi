@@ -22,7 +22,7 @@ class PageMoves(_message.Message):
     def __init__(self, page: _Optional[_Iterable[int]] = ..., src: _Optional[_Iterable[int]] = ..., src_slot: _Optional[_Iterable[int]] = ..., dst: _Optional[_Iterable[int]] = ..., dst_slot: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("layout_from", "layout_to", "epoch", "weights", "kv", "boundary_chunks", "layer_chunks", "released_rank", "released_slot", "weight_bytes_per_layer", "kv_bytes_per_layer", "ready_layers")
+    __slots__ = ("layout_from", "layout_to", "epoch", "weights", "kv", "boundary_chunks", "layer_chunks", "released_rank", "released_slot", "weight_bytes_per_layer", "kv_bytes_per_layer", "gathered", "ready_layers")
     LAYOUT_FROM_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_TO_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Manifest(_message.Message):
     RELEASED_SLOT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
+    GATHERED_FIELD_NUMBER: _ClassVar[int]
     READY_LAYERS_FIELD_NUMBER: _ClassVar[int]
     layout_from: str
     layout_to: str
@@ -46,16 +47,19 @@ class Manifest(_message.Message):
     released_slot: _containers.RepeatedScalarFieldContainer[int]
     weight_bytes_per_layer: int
     kv_bytes_per_layer: _containers.RepeatedScalarFieldContainer[int]
+    gathered: _containers.RepeatedScalarFieldContainer[str]
     ready_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, layout_from: _Optional[str] = ..., layout_to: _Optional[str] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ..., kv: _Optional[str] = ..., boundary_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., layer_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., released_rank: _Optional[_Iterable[int]] = ..., released_slot: _Optional[_Iterable[int]] = ..., weight_bytes_per_layer: _Optional[int] = ..., kv_bytes_per_layer: _Optional[_Iterable[int]] = ..., ready_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, layout_from: _Optional[str] = ..., layout_to: _Optional[str] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ..., kv: _Optional[str] = ..., boundary_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., layer_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., released_rank: _Optional[_Iterable[int]] = ..., released_slot: _Optional[_Iterable[int]] = ..., weight_bytes_per_layer: _Optional[int] = ..., kv_bytes_per_layer: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ..., ready_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrecopyBatch(_message.Message):
-    __slots__ = ("weight_layers", "chunks")
+    __slots__ = ("weight_layers", "gathered", "chunks")
     WEIGHT_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    GATHERED_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     weight_layers: _containers.RepeatedScalarFieldContainer[int]
+    gathered: _containers.RepeatedScalarFieldContainer[str]
     chunks: _containers.RepeatedCompositeFieldContainer[PageMoves]
-    def __init__(self, weight_layers: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ...) -> None: ...
+    def __init__(self, weight_layers: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ..., chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("seq", "sampling", "tokens", "num_prompt")

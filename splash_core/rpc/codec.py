@@ -6,7 +6,7 @@ a rank executes is exactly the plan that the leader made.
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
 from splash_core.layout.forms import AttentionForm, CpStorage
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import Layout, Matrix
 from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.scheduling.step import (
@@ -95,6 +95,7 @@ def manifest_to_pb(value: SwitchManifest) -> rank_pb2.Manifest:
         layout_to=value.layout_to,
         epoch=value.epoch,
         weights=value.weights,
+        gathered=value.gathered,
         kv=value.kv,
         boundary_chunks=[_chunk_to_pb(chunk) for chunk in value.boundary_chunks],
         layer_chunks=[_chunk_to_pb(chunk) for chunk in value.layer_chunks],
@@ -114,6 +115,7 @@ def manifest_from_pb(message: rank_pb2.Manifest) -> SwitchManifest:
         layout_to=Layout(message.layout_to),
         epoch=Epoch(message.epoch),
         weights=Primitive(message.weights),
+        gathered=tuple(Matrix(name) for name in message.gathered),
         kv=Primitive(message.kv),
         boundary_chunks=tuple(_chunk_from_pb(chunk) for chunk in message.boundary_chunks),
         layer_chunks=tuple(_chunk_from_pb(chunk) for chunk in message.layer_chunks),
@@ -126,12 +128,13 @@ def manifest_from_pb(message: rank_pb2.Manifest) -> SwitchManifest:
 
 def _precopy_to_pb(value: PrecopyBatch) -> rank_pb2.PrecopyBatch:
     chunks = [_chunk_to_pb(chunk) for chunk in value.chunks]
-    return rank_pb2.PrecopyBatch(weight_layers=value.weight_layers, chunks=chunks)
+    return rank_pb2.PrecopyBatch(weight_layers=value.weight_layers, gathered=value.gathered, chunks=chunks)
 
 
 def _precopy_from_pb(message: rank_pb2.PrecopyBatch) -> PrecopyBatch:
     chunks = tuple(_chunk_from_pb(chunk) for chunk in message.chunks)
-    return PrecopyBatch(weight_layers=tuple(message.weight_layers), chunks=chunks)
+    gathered = tuple(Matrix(name) for name in message.gathered)
+    return PrecopyBatch(weight_layers=tuple(message.weight_layers), gathered=gathered, chunks=chunks)
 
 
 def _chunk_to_pb(chunk: Chunk) -> rank_pb2.PageMoves:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, GroupId, PageId, RankId
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import RULES, Layout, shown_layouts
 from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.leases import OpenLease
@@ -121,7 +121,10 @@ class Views:
             chunk_tokens=self._config.chunk_tokens,
             running=self._running(running),
             waiting=(*waiting, *queued),
-            pools={layout: self._pool(layout, infeasible) for layout in Layout},
+            pools={
+                layout: self._pool(layout, infeasible)
+                for layout in shown_layouts((*self._config.layouts, *infeasible))
+            },
             owner_tokens=self._owner_tokens(),
             switch_pending=switch_pending,
         )
@@ -172,8 +175,7 @@ class Views:
         if layout not in self._config.layouts:
             return LayoutPool(feasible=False, reason=infeasible.get(layout, "not among the group's layouts"))
         free = min(
-            table.free_slots(RankId(rank), allow_borrowed=RULES[layout].borrows)
-            for rank in range(table.num_ranks)
+            table.free_slots(RankId(rank), lent=RULES[layout].lends) for rank in range(table.num_ranks)
         )
         return LayoutPool(
             feasible=True,

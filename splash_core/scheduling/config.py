@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import ConfigError
 from splash_core.ids import GroupId, Incarnation
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.scheduling.roles import Role
 from splash_core.units import STAGING_BYTES
 
@@ -17,7 +17,7 @@ class SchedulerConfig:
     group: GroupId = GroupId("group-0")
     incarnation: Incarnation = Incarnation("0")
     """One life of the group: keys its leases."""
-    layouts: tuple[Layout, ...] = tuple(Layout)
+    layouts: tuple[Layout, ...] = STANDARD_LAYOUTS
     """Layouts that the group may ever run, all of them feasible: together they bound a request's length."""
     chunk_tokens: int = 512
     """Most rows in a step while prompts are being computed; decode rows come first and count."""

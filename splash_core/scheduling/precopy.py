@@ -9,13 +9,13 @@ switching step comes in bounded time, whatever arrives meanwhile.
 from collections import Counter
 from collections.abc import Sequence as Seq
 
-from splash_core.ids import PageId, RankId, SeqId
-from splash_core.layout.layout import RULES, KvPlacement, Layout
+from splash_core.ids import PageId, RankId, SeqId, SlotId
+from splash_core.layout.layout import RULES, KvPlacement, Layout, Matrices
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.owners import OwnerAssignment, Owners
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
-from splash_core.switch.difference import weights_primitive
+from splash_core.switch.difference import weight_primitives
 from splash_core.switch.evacuation import local_moves
 from splash_core.switch.manifest import Primitive, SwitchManifest
 from splash_core.switch.precopy import NoHeadroom, PageCopies, PrecopyBatch, find_headroom, plan_clearing
@@ -50,14 +50,17 @@ class Precopy:
         self._owners = owners
         self._staging_bytes = config.staging_bytes
         arena = residency.table.arena
-        gather = weights_primitive(present.layout, layout, num_ranks=arena.num_ranks) is Primitive.ALL_GATHER
-        self.clears_borrowed = present.rule.borrows and not self._rule.borrows
-        """True when weights will fill the slots that pages may borrow now."""
-        self._allow_borrowed = present.rule.borrows and self._rule.borrows
-        self._num_layers = arena.num_layers if gather else 0
+        weights = weight_primitives(present.layout, layout, num_ranks=arena.num_ranks)
+        self._gathered = tuple(m for m, primitive in weights.items() if primitive is Primitive.ALL_GATHER)
+        self.fills: Matrices = frozenset(self._gathered)
+        """Matrices whose borrowed slots must be clear of pages, and stay so, until the switch."""
+        self._lent = present.rule.lends & self._rule.lends
+        self._num_layers = arena.num_layers if self._gathered else 0
         self._num_gathered = 0
         self._pages_a_step = max(config.precopy_bytes_per_step // arena.slot_bytes, 1)
-        self._layers_a_step = max(config.precopy_bytes_per_step // max(arena.gather_bytes_per_layer, 1), 1)
+        self._layers_a_step = max(
+            config.precopy_bytes_per_step // max(arena.gather_bytes_per_layer(self._gathered), 1), 1
+        )
         self._cursors: dict[SeqId, tuple[PageId, int]] = {}
         self._caught_up = False
         self._boundaries_left = self._begin()
@@ -77,10 +80,10 @@ class Precopy:
 
     def clear(self) -> SwitchManifest | None:
         """Move some pages out from where weights will be; None when there is nothing to move now."""
-        if not (self.clears_borrowed and self._under_weights):
+        if not self._under_weights:
             return None
         table = self._residency.table
-        moves = plan_clearing(table, table.arena.borrowed, capacity=self._pages_a_step)
+        moves = plan_clearing(table, self._to_clear, lent=self._lent, capacity=self._pages_a_step)
         if isinstance(moves, NoHeadroom):
             self.fallback = str(moves)
         if isinstance(moves, NoHeadroom) or not moves:
@@ -98,14 +101,15 @@ class Precopy:
 
     def next_batch(self) -> PrecopyBatch | None:
         """What the step copies whose rows have their pages; None when there is nothing to copy."""
-        if self.fallback or (self.clears_borrowed and self._under_weights):
+        if self.fallback or self._under_weights:
             return None
         if self._num_gathered < self._num_layers:
             first = self._num_gathered
             self._num_gathered = min(first + self._layers_a_step, self._num_layers)
-            return PrecopyBatch(weight_layers=tuple(range(first, self._num_gathered)))
+            layers = tuple(range(first, self._num_gathered))
+            return PrecopyBatch(weight_layers=layers, gathered=self._gathered)
         table = self._residency.table
-        copies = PageCopies(table, capacity=self._pages_a_step, allow_borrowed=self._allow_borrowed)
+        copies = PageCopies(table, capacity=self._pages_a_step, lent=self._lent)
         # All are tried: where one has used up a rank's share, others may use another rank's.
         unfinished = [sequence for sequence in self._running() if not self._copy(sequence, copies)]
         self._caught_up = not unfinished
@@ -120,11 +124,9 @@ class Precopy:
             placement = self._placement(sequence)
             for index in range(self._full_pages(sequence)):
                 needed.update(self._missing(sequence, index, placement))
-        if self.clears_borrowed:
-            needed.update({RankId(rank): pool.used_borrowed for rank, pool in enumerate(table.pools)})
-        lack = find_headroom(
-            table, needed, allow_borrowed=self._allow_borrowed, what="second copies of its pages"
-        )
+        for rank, pool in enumerate(table.pools):
+            needed[RankId(rank)] += sum(map(pool.is_used, self._to_clear))
+        lack = find_headroom(table, needed, lent=self._lent, what="second copies of its pages")
         self.fallback = "" if lack is None else str(lack)
         steps = -(-max(needed.values(), default=0) // self._pages_a_step)
         steps += -(-self._num_layers // self._layers_a_step)
@@ -171,7 +173,7 @@ class Precopy:
             ranks = [
                 rank
                 for rank in self._missing(sequence, index, placement)
-                if table.free_slots(rank, allow_borrowed=self._allow_borrowed)
+                if table.free_slots(rank, lent=self._lent)
             ]
             if ranks:
                 self._cursors[sequence.seq] = sequence.pages[0], index
@@ -190,4 +192,10 @@ class Precopy:
 
     @property
     def _under_weights(self) -> bool:
-        return self.clears_borrowed and any(pool.used_borrowed for pool in self._residency.table.pools)
+        """True while some page lies where weights will be."""
+        return not all(pool.all_may_stay(self._rule.lends) for pool in self._residency.table.pools)
+
+    @property
+    def _to_clear(self) -> list[SlotId]:
+        lenders = self._residency.table.arena.lenders
+        return [slot for matrix in self._gathered for slot in lenders[matrix]]

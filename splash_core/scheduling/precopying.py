@@ -79,7 +79,7 @@ class CopyingAhead:
                 config=self._config,
             )
         # Gathered weights must stay what they are: from now on no page goes where they are.
-        self._residency.avoid_borrowed |= self._precopy.clears_borrowed
+        self._residency.avoid_borrowed |= self._precopy.fills
         return not self._precopy.due()
 
     def clear(self) -> SwitchManifest | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from splash_core.errors import Conflict
 from splash_core.ids import Epoch, PageId, RankId
-from splash_core.layout.layout import RULES, KvHistory, KvPlacement, Layout, LayoutRule
+from splash_core.layout.layout import RULES, KvHistory, KvPlacement, Layout, LayoutRule, Matrices
 from splash_core.layout.ownership import wanted_ranks
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
@@ -65,7 +65,7 @@ class Switcher:
             roster=roster, residency=residency, present=present, owners=self._owners, config=config
         )
         self._wish: _Wish | None = None
-        self._waits_for_borrowed = False
+        self._waits_for_borrowed: Matrices = frozenset()
         self._planned: _Planned | None = None
         """The last plan: asked for between two steps, it is carried out as it is."""
 
@@ -108,7 +108,7 @@ class Switcher:
         if isinstance(planned, Refusal):
             if not self._may_pass(planned):
                 return planned
-            self._waits_for_borrowed = not RULES[layout].borrows
+            self._waits_for_borrowed = RULES[layout].fills
             return SwitchDeferred(refusal=planned)
         self._wish = _Wish(layout=layout, mode=mode)
         return None
@@ -117,7 +117,7 @@ class Switcher:
         """Carry out what is due between two steps."""
         # Set by a deferred request, which is repeated at each boundary; without a repeat it lapses.
         self._residency.avoid_borrowed = self._waits_for_borrowed
-        self._waits_for_borrowed = False
+        self._waits_for_borrowed = frozenset()
         if not self.copying:
             self.ahead.end(undo=True)
         if self._wish is None:
@@ -135,7 +135,7 @@ class Switcher:
             return Boundary(manifest=self._relocate(), refused=refused)
         self._residency.table.apply(planned)
         self._present.layout, self._present.epoch = wish.layout, planned.epoch
-        self._residency.avoid_borrowed = False
+        self._residency.avoid_borrowed = frozenset()
         for sequence in self._roster:
             sequence.owner = owners.get(sequence.seq, sequence.owner)
         self._settle(self._roster.within(SeqState.RUNNING, SeqState.LANDED))
@@ -149,13 +149,14 @@ class Switcher:
         """
         residency, present = self._residency, self._present
         wanted, residency.wanted_ordinary = residency.lack(residency.wanted_ordinary), {}
-        if not wanted or not residency.allow_borrowed:
+        if not wanted or not residency.lent:
             return Boundary()
         youngest_first = reversed(self._roster.within(SeqState.RUNNING))
         planned = plan_vacating(
             residency.table,
             (page for sequence in youngest_first for page in sequence.pages),
             wanted,
+            lent=residency.lent,
             layout=present.layout,
             epoch=present.epoch,
             staging_bytes=self._config.staging_bytes,
@@ -200,16 +201,14 @@ class Switcher:
         layout: Layout,
         epoch: int,
         *,
-        avoid_borrowed: bool = False,
+        avoid_borrowed: Matrices = frozenset(),
     ) -> SwitchManifest | Refusal:
-        arena = self._residency.table.arena
         return plan_switch(
             table=self._residency.table,
             wanted=wanted,
             layout_from=self._present.layout,
             layout_to=layout,
             epoch=Epoch(epoch),
-            weight_bytes_per_layer=arena.gather_bytes_per_layer,
             staging_bytes=self._config.staging_bytes,
             avoid_borrowed=avoid_borrowed,
         )

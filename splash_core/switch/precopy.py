@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.layout import Matrices, Matrix
 from splash_core.layout.ownership import PageTable
+from splash_core.layout.pages import slot_kinds
 from splash_core.switch.evacuation import pack
 from splash_core.switch.manifest import Chunk, PageMove
 
@@ -24,7 +26,9 @@ class PrecopyBatch:
     """
 
     weight_layers: tuple[int, ...] = ()
-    """Layers whose missing weight shards are gathered into their places."""
+    """Layers whose missing shards of `gathered` are put into their places."""
+    gathered: tuple[Matrix, ...] = ()
+    """Matrices to gather, in the order of `Matrix`."""
     chunks: tuple[Chunk, ...] = ()
     """Whole pages, all layers at once."""
 
@@ -37,10 +41,10 @@ class PrecopyBatch:
 class PageCopies:
     """Gathers page copies for one batch: at most `capacity` into and out of each rank."""
 
-    def __init__(self, table: PageTable, *, capacity: int, allow_borrowed: bool) -> None:
+    def __init__(self, table: PageTable, *, capacity: int, lent: Matrices) -> None:
         self._table = table
         self._capacity = capacity
-        self._allow_borrowed = allow_borrowed
+        self._lent = lent
         self._received: Counter[RankId] = Counter()
         self._sent: Counter[RankId] = Counter()
         self._moves: list[PageMove] = []
@@ -53,7 +57,7 @@ class PageCopies:
         holder = min(self._table.copies(page), key=lambda copy: (self._sent[copy.rank], copy.rank))
         if max(self._received[rank], self._sent[holder.rank]) >= self._capacity:
             return False
-        slot = self._table.copy_ahead(page, holder.rank, rank, allow_borrowed=self._allow_borrowed)
+        slot = self._table.copy_ahead(page, holder.rank, rank, lent=self._lent)
         assert slot is not None  # the caller has counted
         self._received[rank] += 1
         self._sent[holder.rank] += 1
@@ -79,10 +83,10 @@ class NoHeadroom:
 
 
 def find_headroom(
-    table: PageTable, needed: Mapping[RankId, int], *, allow_borrowed: bool, what: str
+    table: PageTable, needed: Mapping[RankId, int], *, lent: Matrices, what: str
 ) -> NoHeadroom | None:
     """The rank that lacks most of the slots that it needs; None when all have room."""
-    free = {rank: table.free_slots(rank, allow_borrowed=allow_borrowed) for rank in needed}
+    free = {rank: table.free_slots(rank, lent=lent) for rank in needed}
     worst = max(needed, key=lambda rank: (needed[rank] - free[rank], -rank), default=None)
     if worst is None or needed[worst] <= free[worst]:
         return None
@@ -90,22 +94,23 @@ def find_headroom(
 
 
 def plan_clearing(
-    table: PageTable, borrowed: Sequence[SlotId], *, capacity: int
+    table: PageTable, slots: Sequence[SlotId], *, lent: Matrices, capacity: int
 ) -> tuple[PageMove, ...] | NoHeadroom:
-    """Move pages out of slots that weights will fill, to free ordinary slots of their ranks.
+    """Move pages out of slots that weights will fill, to free slots of their ranks.
 
     Pages that somebody outside uses stay.
 
     Args:
         table: the group's pages; only read.
-        borrowed: the slots to clear, the same on all ranks.
+        slots: the slots to clear, the same on all ranks.
+        lent: matrices whose borrowed slots may take the pages.
         capacity: most moves on each rank.
     """
     moves: list[PageMove] = []
     for rank in (RankId(rank) for rank in range(table.num_ranks)):
-        users = ((slot, table.user(rank, slot)) for slot in borrowed)
+        users = ((slot, table.user(rank, slot)) for slot in slots)
         under = [(slot, page) for slot, page in users if page is not None and not table.is_pinned(page)]
-        targets = table.pools[rank].free_ids(borrowed=False)
+        targets = [slot for kind in slot_kinds(lent) for slot in table.pools[rank].free_ids(kind)]
         if len(under) > len(targets):
             return NoHeadroom(
                 rank=rank, needed_slots=len(under), free_slots=len(targets), what="pages under its weights"

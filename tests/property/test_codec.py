@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
 from splash_core.layout.forms import AttentionForm, CpStorage
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import Layout, Matrix
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc import codec
 from splash_core.scheduling.step import (
@@ -71,6 +71,7 @@ MANIFESTS = st.builds(
     layout_to=st.sampled_from(Layout),
     epoch=SMALL.map(Epoch),
     weights=st.sampled_from(Primitive),
+    gathered=st.lists(st.sampled_from(Matrix), max_size=3).map(tuple),
     kv=st.sampled_from(Primitive),
     boundary_chunks=CHUNKS,
     layer_chunks=CHUNKS,
@@ -82,7 +83,10 @@ MANIFESTS = st.builds(
     ready_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple),
 )
 BATCHES = st.builds(
-    PrecopyBatch, weight_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple), chunks=CHUNKS
+    PrecopyBatch,
+    weight_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple),
+    gathered=st.lists(st.sampled_from(Matrix), unique=True).map(tuple),
+    chunks=CHUNKS,
 )
 
 

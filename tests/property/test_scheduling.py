@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from splash_core.errors import Conflict, ContextTooLong
 from splash_core.ids import SeqId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Grant
 from splash_core.scheduling.roles import Role
@@ -234,7 +234,7 @@ def life_of(seed: int, role: Role) -> Life:
         borrowed=rng.choice([0, 4, 9]) if num_ranks > 1 else 0,
         page_size=rng.choice([1, 2, 4]),
     )
-    layouts = rng.choice([tuple(Layout), tuple(Layout), (Layout.TP, Layout.DOP)])
+    layouts = rng.choice([tuple(Layout), tuple(Layout), (Layout.TP, Layout.DOP), STANDARD_LAYOUTS])
     group = ToyGroup(
         role=role,
         layout=rng.choice(layouts),

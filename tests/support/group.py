@@ -168,6 +168,7 @@ class Pair:
                 layout,
                 SchedulerConfig(
                     role=role,
+                    layouts=tuple(Layout),
                     group=GroupId(role.value),
                     chunk_tokens=schedule.chunk_tokens,
                     admission_overcommit=schedule.overcommit,

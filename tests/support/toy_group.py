@@ -90,6 +90,7 @@ class ToyGroup:
         self.arena = arena or arena_of(num_ranks=2, ordinary=16)
         self.clock = 0.0
         settings.setdefault("incarnation", INCARNATION)
+        settings.setdefault("layouts", tuple(Layout))
         self.scheduler = GroupScheduler(
             spec=SPEC,
             arena=self.arena,

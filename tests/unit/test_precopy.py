@@ -7,7 +7,7 @@ import pytest
 
 from splash_core.errors import Conflict
 from splash_core.ids import RankId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import ORDINARY_ONLY, Layout
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.events import SwitchedEvent
 from splash_core.scheduling.roles import Role
@@ -246,9 +246,7 @@ def test_a_copy_counts_only_while_its_source_stays_where_it_was() -> None:
     assert sum(table.ahead.count(RankId(rank)) for rank in range(2)) == 3
     sequence = group.scheduler._parts.roster.get(grant.seq)
     rank = sequence.owner
-    group.scheduler._parts.residency.wanted_ordinary = {
-        rank: table.free_slots(rank, allow_borrowed=False) + 2
-    }
+    group.scheduler._parts.residency.wanted_ordinary = {rank: table.free_slots(rank, lent=ORDINARY_ONLY) + 2}
     group.begin()
     assert group.plan is not None
     assert group.plan.manifest is not None
@@ -282,7 +280,9 @@ def test_an_idle_group_copies_weights_ahead_without_rows() -> None:
     group = group_in(Layout.TP, arena_of(num_ranks=2, ordinary=8, borrowed=4))
     group.scheduler.request_switch(Layout.CP, AHEAD)
     group.run()
-    assert [(plan.num_rows, plan.precopy is not None) for plan in group.plans] == [(0, True), (0, False)]
+    # One layer's weights are more than a step's share, so each step gathers one.
+    assert [plan.precopy and plan.precopy.weight_layers for plan in group.plans] == [(0,), (1,), None]
+    assert not any(plan.num_rows for plan in group.plans)
     assert group.plans[-1].manifest is not None
     assert group.plans[-1].manifest.ready_layers == (0, 1)
     assert group.switched[0].layout_to is group.scheduler.layout is Layout.CP

@@ -13,7 +13,7 @@ from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import analytical_profile
 from splash_core.errors import Conflict, GroupFailed
 from splash_core.ids import Epoch, RankId, StepId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.pace import StepPace
 from splash_core.leader.steering import Steering
 from splash_core.policy.config import PolicyConfig
@@ -299,7 +299,7 @@ def test_the_policy_switches_records_why_and_keeps_off_after_a_manual_set() -> N
         record = bench.steering.decisions(1)[0]
         assert record.verdict == "REJECT"
         assert "5 slots" in record.reason
-        assert set(record.predicted_ms) == set(Layout)
+        assert set(record.predicted_ms) == set(STANDARD_LAYOUTS)
         answer = bench.steering.set_layout(Layout.CP, SwitchMode.BLOCKING, hold_s=60)
         bench.boundary(Layout.DP)
         bench.steering.on_switched(_switched(Layout.CP, Layout.DP), _PLAN)
