@@ -19,8 +19,9 @@ from splash_core.units import LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
 S = TypeVar("S")
 
-LAYOUTS = ("TP", "CP", "DP", "DOP")
-"""Names of `layout.layout.Layout`, which stands above settings."""
+LAYOUTS = ("TP", "CP", "DP", "DOP", "DOP-P")
+STANDARD_LAYOUTS = ("TP", "CP", "DP", "DOP")
+"""Names of `layout.layout.Layout`, which stands above settings, and of those that are offered by default."""
 _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 _TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
 
@@ -49,6 +50,10 @@ class WorkerSettings(ModelSettings):
     device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
     gpu: str = setting("h200", "Which GPU cuda is: its figures size the pool and predict step times.")
     memory_fraction: float = setting(0.85, "Part of a GPU's memory that its rank may use.")
+    layouts: str = setting(
+        ",".join(STANDARD_LAYOUTS),
+        f"Layouts that a group may run, separated by commas; of {', '.join(LAYOUTS)}.",
+    )
     dtype: str = setting(
         "auto",
         "Arithmetic and KV type; auto is fp32 on CPU, bf16 on cuda.",
@@ -74,6 +79,11 @@ class WorkerSettings(ModelSettings):
     )
     switch_layers_ahead: int = setting(
         LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes (cuda)."
+    )
+    precopy_bytes_per_step: int = setting(
+        STAGING_BYTES,
+        "Most that a rank receives in each ordinary step while a switch copies ahead (mode precopied).",
+        unit="bytes",
     )
     queue_requests: int = setting(256, "Most requests that wait in a group before new ones get 429.")
     queue_tokens: int = setting(1 << 20, "Most prompt tokens that wait in a group.", unit="tokens")

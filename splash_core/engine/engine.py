@@ -7,6 +7,7 @@ Legend: N rows of the step, N_j at home here, M rows whose logits are wanted, V 
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.mirror import Mirrors
 from splash_core.engine.output import draw_from, draw_tokens, score_prompts
+from splash_core.engine.precopying import PrecopyExecution
 from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
@@ -68,7 +70,7 @@ class RankEngine:
         layout: Layout,
         progress: Progress | None = None,
     ) -> "RankEngine":
-        """Read this rank's weights; in a replicated layout also the other ranks' projection shards.
+        """Read this rank's weights; of projections that the layout replicates also the other ranks' shards.
 
         Args:
             checkpoint: a Hugging Face directory.
@@ -85,13 +87,13 @@ class RankEngine:
         """
         rank, num_ranks = comms.compute.rank, comms.compute.size
         views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
-        kind = RULES[layout].projections[Matrix.Q_B]
+        kinds = RULES[layout].projections
         with Checkpoint.open(checkpoint, spec=spec) as source:
             if progress is not None:
-                heads = spec.heads if kind is Projection.REPLICATED else spec.heads // views.shards
+                heads = {matrix: len(views.projection(0, matrix, kind)) for matrix, kind in kinds.items()}
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
             weights = load_shard(source, spec, rank, num_ranks, dtype, comms.device)
-            _load_projections(source, views, kind)
+            _load_projections(source, views, kinds)
         backends = backends_for(comms.device, dtype, spec)
         ctx = RankContext(
             comm=comms.compute,
@@ -120,6 +122,9 @@ class RankEngine:
         began = time.perf_counter()
         received = self._mover.bytes_received
         switch = self._begin_switch(plan)
+        ahead = self._precopy(plan)
+        if ahead is not None and switch is None:
+            ahead.start()
         self._mirrors.apply(plan)
         tokens: tuple[SampledToken, ...] = ()
         scores: tuple[PromptLogprobs, ...] = ()
@@ -127,6 +132,11 @@ class RankEngine:
             tokens, scores = self._run_rows(plan, switch)
         if switch is not None:
             switch.finish()
+        switched = received if switch is None else self._mover.bytes_received
+        if ahead is not None:
+            if switch is not None:
+                ahead.start()  # after the manifest: it may read what that has moved
+            ahead.finish()
         if self._gpu is not None:
             self._gpu.compute().synchronize()  # what a rank reports has happened
         self.switch_times = SwitchTimes() if switch is None else switch.times()
@@ -135,7 +145,8 @@ class RankEngine:
             rank=self.ctx.rank,
             tokens=tokens,
             prompt_logprobs=scores,
-            switch_bytes_received=self._mover.bytes_received - received,
+            switch_bytes_received=switched - received,
+            precopy_bytes_received=self._mover.bytes_received - switched,
             times=StepTimes(total_s=time.perf_counter() - began, switch_wait_s=self.switch_times.wait_s),
         )
 
@@ -162,6 +173,11 @@ class RankEngine:
             return ThreadLane()
         return StreamLane(self._gpu, layers_ahead=self.layers_ahead)
 
+    def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
+        if plan.precopy is None:
+            return None
+        return PrecopyExecution(plan.precopy, mover=self._mover, arena=self.ctx.arena, lane=self._new_lane())
+
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None
     ) -> tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]:
@@ -184,11 +200,11 @@ class RankEngine:
         )
 
 
-def _load_projections(source: Checkpoint, arena: Arena, kind: Projection) -> None:
+def _load_projections(source: Checkpoint, arena: Arena, kinds: Mapping[Matrix, Projection]) -> None:
     heads = arena.spec.heads // arena.shards
-    wanted = range(arena.shards) if kind is Projection.REPLICATED else (arena.rank % arena.shards,)
+    every, own = range(arena.shards), (arena.rank % arena.shards,)
     for layer, matrix in arena.map.places:
-        for owner in wanted:
+        for owner in every if kinds[matrix] is Projection.REPLICATED else own:
             rows = read_projection(source, arena.spec, layer, matrix, owner * heads, (owner + 1) * heads)
             place = arena.shard(layer, matrix, owner)
             place.view(rows.shape).copy_(rows)

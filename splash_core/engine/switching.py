@@ -1,9 +1,9 @@
 """Executing a manifest on one rank: boundary moves, then each layer's state before the layer computes.
 
-`blocking` waits for everything before the step; `overlapped` moves layer after layer while earlier layers
-compute (docs/model.md §5). Both issue the same moves in the same order on the same transfer communicator;
-where the moves run is the lane's business. A step whose state is in place already (`ready`, the reference
-that switches are measured against) is a step without a manifest.
+`blocking` waits for everything before the step; `overlapped`, and what `precopied` has left, moves layer
+after layer while earlier layers compute (docs/model.md §5). All issue the same moves in the same order on
+the same transfer communicator; where the moves run is the lane's business. A step whose state is in place
+already (`ready`, the reference that switches are measured against) is a step without a manifest.
 
 Why running ahead is safe: layer i's move touches only layer i's part of any slot, its sources were
 written in earlier steps, and this step writes layer i only after `wait_layer(i)`. Borrowed slots that
@@ -11,6 +11,7 @@ gathered weights fill were cleared by the boundary moves. A slot that a chunk re
 chunk or a later one: the lane keeps a move's writes behind all reads up to its own.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -74,14 +75,14 @@ class StateMover:
         self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
 
     @torch.inference_mode()
-    def gather_weights(self, layer: int) -> None:
+    def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
         """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
         me = self._comm.rank
         peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
         shard = self._arena.shard
-        recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers for matrix in Matrix]
+        recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers for matrix in matrices]
         self._comm.exchange(
-            [Transfer(peer, shard(layer, matrix, me)) for peer in peers for matrix in Matrix],
+            [Transfer(peer, shard(layer, matrix, me)) for peer in peers for matrix in matrices],
             recvs,
             tag="switch.weights",
         )
@@ -128,8 +129,9 @@ class ChunkMove(Move):
 class WeightMove(Move):
     """The other ranks' weight shards of one layer: straight from arena to arena, without staging."""
 
-    def __init__(self, layer: int, mover: StateMover) -> None:
+    def __init__(self, layer: int, mover: StateMover, matrices: Sequence[Matrix]) -> None:
         self._layer = layer
+        self._matrices = matrices
         self._mover = mover
 
     def read(self, track: int) -> None:
@@ -138,7 +140,7 @@ class WeightMove(Move):
     def write(self, track: int) -> None:
         """As in `Move`."""
         del track
-        self._mover.gather_weights(self._layer)
+        self._mover.gather_weights(self._layer, self._matrices)
 
 
 class SwitchExecution:
@@ -146,7 +148,7 @@ class SwitchExecution:
 
     Args:
         manifest: what to move.
-        mode: blocking or overlapped.
+        mode: how to execute it.
         mover: this rank's mover.
         arena: this rank's arena.
         lane: a fresh one, where the moves run.
@@ -163,15 +165,16 @@ class SwitchExecution:
         ]
         chunks = [PlannedChunk(chunk, mover) for chunk in manifest.layer_chunks]
         gathers = manifest.weights is Primitive.ALL_GATHER
+        gathered = frozenset(range(arena.spec.layers if gathers else 0)).difference(manifest.ready_layers)
         self._layers: list[list[Move]] = [
             [
-                *([WeightMove(layer, mover)] if gathers else []),
+                *([WeightMove(layer, mover, manifest.gathered)] if layer in gathered else []),
                 *(ChunkMove(chunk, mover, arena.layer(layer)) for chunk in chunks),
             ]
             for layer in range(arena.spec.layers)
         ]
         # A switch that only discards costs nothing.
-        self._moves_any = bool(self._before or chunks or gathers)
+        self._moves_any = bool(self._before or chunks or gathered)
 
     def start(self) -> None:
         """Begin; in blocking mode what is computed next finds everything in place."""
