@@ -17,6 +17,7 @@ from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
 from splash_core.engine.decoder import hidden_rows
+from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
 from splash_core.engine.output import draw_tokens, score_prompts
 from splash_core.engine.switching import StateMover, SwitchExecution
@@ -25,7 +26,8 @@ from splash_core.ids import Epoch
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import RULES, Layout, Matrix, Projection
 from splash_core.layout.slots import ArenaMap
-from splash_core.model.checkpoint import Checkpoint, Progress
+from splash_core.model.checkpoint import Checkpoint, Progress, Reader
+from splash_core.model.random_weights import RandomReader
 from splash_core.model.rope import RotaryTable, softmax_scale
 from splash_core.model.weights import load_shard, planned_bytes, read_projection
 from splash_core.scheduling.step import PromptLogprobs, SampledToken, StepPlan, StepResult, StepTimes
@@ -33,7 +35,7 @@ from splash_core.spec.model import ModelSpec
 
 
 class RankEngine:
-    """Model shard, arena and mirrors of one rank. Use `load`."""
+    """Model shard, arena and mirrors of one rank. Use `load`, or `random` to measure."""
 
     def __init__(self, ctx: RankContext, comms: RankComms, layout: Layout) -> None:
         self.ctx = ctx
@@ -41,6 +43,8 @@ class RankEngine:
         self._layout = layout
         self._epoch = Epoch(0)
         self._mirrors = Mirrors(ctx.num_ranks)
+        self.mark: Marker = no_marks
+        """Told where each step stands; set by benchmarks."""
 
     @classmethod
     def load(
@@ -71,19 +75,52 @@ class RankEngine:
             ConfigError: the checkpoint does not fit the spec; names what is missing or left over.
         """
         rank, num_ranks = comms.compute.rank, comms.compute.size
-        views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
-        kind = RULES[layout].projections[Matrix.Q_B]
         with Checkpoint.open(checkpoint, spec=spec) as source:
             if progress is not None:
-                heads = spec.heads if kind is Projection.REPLICATED else spec.heads // views.shards
+                whole = RULES[layout].projections[Matrix.Q_B] is Projection.REPLICATED
+                heads = spec.heads if whole or spec.heads % num_ranks else spec.heads // num_ranks
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
-            weights = load_shard(source, spec, rank, num_ranks, dtype, comms.device)
-            _load_projections(source, views, kind)
+            return cls._read(
+                source, spec=spec, arena=arena, memory=memory, comms=comms, dtype=dtype, layout=layout
+            )
+
+    @classmethod
+    def random(
+        cls,
+        seed: int,
+        *,
+        spec: ModelSpec,
+        arena: ArenaMap,
+        memory: Tensor,
+        comms: RankComms,
+        dtype: torch.dtype,
+        layout: Layout,
+    ) -> "RankEngine":
+        """Random weights, made on the device; for benchmarks. Arguments as those of `load`."""
+        source = RandomReader(spec, seed=seed, dtype=dtype, device=comms.device)
+        return cls._read(
+            source, spec=spec, arena=arena, memory=memory, comms=comms, dtype=dtype, layout=layout
+        )
+
+    @classmethod
+    def _read(
+        cls,
+        source: Reader,
+        *,
+        spec: ModelSpec,
+        arena: ArenaMap,
+        memory: Tensor,
+        comms: RankComms,
+        dtype: torch.dtype,
+        layout: Layout,
+    ) -> "RankEngine":
+        views = Arena(arena, spec, rank=comms.compute.rank, memory=memory, dtype=dtype)
+        _load_projections(source, views, RULES[layout].projections[Matrix.Q_B])
         ctx = RankContext(
             comm=comms.compute,
             arena=views,
             spec=spec,
-            weights=weights,
+            weights=load_shard(source, spec, views.rank, comms.compute.size, dtype, comms.device),
             rotary=RotaryTable(spec, dtype, comms.device),
             scale=softmax_scale(spec),
             device=comms.device,
@@ -95,7 +132,9 @@ class RankEngine:
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan; a failure leaves the rank unusable and is to end the group."""
         began = time.perf_counter()
+        self.mark(StepPoint.BEGIN, NO_LAYER)
         switch, mover = self._begin_switch(plan)
+        self.mark(StepPoint.MOVED, NO_LAYER)
         self._mirrors.apply(plan)
         tokens: tuple[SampledToken, ...] = ()
         scores: tuple[PromptLogprobs, ...] = ()
@@ -103,6 +142,7 @@ class RankEngine:
             tokens, scores = self._run_rows(plan, switch)
         if switch is not None:
             switch.finish()
+        self.mark(StepPoint.END, NO_LAYER)
         return StepResult(
             step=plan.step,
             rank=self.ctx.rank,
@@ -144,14 +184,21 @@ class RankEngine:
             device=ctx.device,
         )
         attention = create_attention(plan.layout, ctx, batch)
-        hidden_ND = hidden_rows(ctx, batch, attention, _no_wait if switch is None else switch.wait_layer)
+
+        def wait_layer(layer: int) -> None:
+            self.mark(StepPoint.WANTED, layer)
+            if switch is not None:
+                switch.wait_layer(layer)
+            self.mark(StepPoint.READY, layer)
+
+        hidden_ND = hidden_rows(ctx, batch, attention, wait_layer)
         return (
             draw_tokens(ctx, batch, self._mirrors, hidden_ND),
             score_prompts(ctx, batch, self._mirrors, hidden_ND),
         )
 
 
-def _load_projections(source: Checkpoint, arena: Arena, kind: Projection) -> None:
+def _load_projections(source: Reader, arena: Arena, kind: Projection) -> None:
     heads = arena.spec.heads // arena.shards
     wanted = range(arena.shards) if kind is Projection.REPLICATED else (arena.rank % arena.shards,)
     for layer, matrix in arena.map.places:
@@ -159,7 +206,3 @@ def _load_projections(source: Checkpoint, arena: Arena, kind: Projection) -> Non
             rows = read_projection(source, arena.spec, layer, matrix, owner * heads, (owner + 1) * heads)
             place = arena.shard(layer, matrix, owner)
             place.view(rows.shape).copy_(rows)
-
-
-def _no_wait(layer: int) -> None:
-    """Without a switch every layer's state is in place."""
