@@ -17,9 +17,10 @@ from services.bench.spmd import RankHost
 from services.bench.switch_decode import AHEAD_ROOM, DecodeSwitches
 from services.bench.switch_prefill import PrefillSwitches
 from services.bench.switch_rows import Cell, Direction
-from splash_core.errors import Infeasible
+from splash_core.errors import ConfigError, Infeasible
 from splash_core.switch.manifest import SwitchMode
 
+_PREFILL_MODES = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
 _LEAST_REPS = 3
 """Repetitions that are made even if the time is short."""
 
@@ -53,6 +54,8 @@ def run(host: RankHost, settings: SwitchSettings) -> dict[str, Any]:
     directions = directions_of(settings.directions, layouts_of(settings.layouts))
     modes, cells = modes_of(settings.modes), _cells(settings)
     decode = settings.phase == "decode"
+    if not decode and (ahead := [mode for mode in modes if mode not in _PREFILL_MODES]):
+        raise ConfigError(f"mode {ahead[0]} copies beside decode steps; measure it with --phase decode")
     grown = 2 * settings.ordinary + AHEAD_ROOM if decode else 0
     demand = Demand(
         layouts=sorted({layout for direction in directions for layout in direction}),

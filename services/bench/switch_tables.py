@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from services.bench.results_tables import Row, markdown_table, milliseconds
+from splash_core.switch.manifest import SwitchMode
 from splash_core.units import format_bytes
 
 
@@ -47,30 +48,35 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _mode_columns(mode: str, rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
-    def exposed(line: Row) -> str:
-        row = line.get(mode)
-        if row is None:
-            return ""
-        return f"{milliseconds(row['exposed_ms_p50'])} ({milliseconds(row['exposed_ms_p95'])})"
+    def cell(text: Callable[[Row], str]) -> Callable[[Row], str]:
+        return lambda line: text(line[mode]) if mode in line else ""
 
-    def of_ready(line: Row) -> str:
-        row = line.get(mode)
-        return "" if row is None else f"{row['exposed_ms_p50'] / row['ready_ms_p50']:.2%}"
-
-    def parts(line: Row) -> str:
-        row = line.get(mode)
-        if row is None:
-            return ""
-        names = ("first_wait_ms_p50", "later_waits_ms_p50", "interference_ms_p50")
-        return " + ".join(milliseconds(row[name]) for name in names)
-
-    def formula(line: Row) -> str:
-        return milliseconds(line.get(mode, {}).get("formula_ms"))
-
-    columns: dict[str, Callable[[Row], str]] = {
-        f"{mode}: exposed": exposed,
-        f"{mode}: of ready": of_ready,
-    }
-    if all("first_wait_ms_p50" in row for row in rows) and mode != "blocking":
-        columns |= {f"{mode}: first + later + interf.": parts, f"{mode}: (7)": formula}
+    columns = {f"{mode}: exposed": cell(_exposed), f"{mode}: of ready": cell(_of_ready)}
+    if mode != SwitchMode.BLOCKING and all("first_wait_ms_p50" in row for row in rows):
+        columns[f"{mode}: first + later + interf."] = cell(_parts)
+        columns[f"{mode}: (7)"] = cell(lambda row: milliseconds(row["formula_ms"]))
+    if any("ahead_steps" in row for row in rows):
+        columns[f"{mode}: ahead"] = cell(_ahead)
     return columns
+
+
+def _exposed(row: Row) -> str:
+    # The scheduler may have had no room for the mode asked for.
+    executed_as = row.get("executed_as", row["mode"])
+    note = "" if executed_as == row["mode"] else f", as {executed_as}"
+    return f"{milliseconds(row['exposed_ms_p50'])} ({milliseconds(row['exposed_ms_p95'])}){note}"
+
+
+def _of_ready(row: Row) -> str:
+    return f"{row['exposed_ms_p50'] / row['ready_ms_p50']:.2%}"
+
+
+def _parts(row: Row) -> str:
+    names = ("first_wait_ms_p50", "later_waits_ms_p50", "interference_ms_p50")
+    return " + ".join(milliseconds(row[name]) for name in names)
+
+
+def _ahead(row: Row) -> str:
+    if "ahead_steps" not in row:
+        return "nothing"
+    return f"{row['ahead_steps']} steps, {row['ahead_slowdown']:+.1%}"

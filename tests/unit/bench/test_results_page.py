@@ -78,6 +78,26 @@ def test_modes_of_a_direction_stand_side_by_side() -> None:
     assert text.count("* CP → TP: no room") == 1
 
 
+def test_decode_tables_tell_what_was_copied_ahead() -> None:
+    decode = {
+        "layer_ms": None,
+        "ready_ms_p50": 12.0,
+        "before_ms_p50": 13.0,
+        "exposed_ms_p50": 3.0,
+        "exposed_ms_p95": 4.0,
+        "bytes_per_rank": 0,
+        "reps": 5,
+    }
+    ahead = {"ahead_steps": 40, "ahead_ms_p50": 13.5, "ahead_slowdown": 0.04, "executed_as": "precopied"}
+    rows = [
+        switch_row("TP", "DP", "precopied", **decode | ahead),
+        switch_row("CP", "TP", "precopied", **decode | {"executed_as": "overlapped"}),
+    ]
+    lines = page([document("switch", rows)]).splitlines()
+    assert "| TP → DP | 12.00 |  | 0 B | 13.00 | 3.00 (4.00) | 25.00% | 40 steps, +4.0% |" in lines
+    assert "| CP → TP | 12.00 |  | 0 B | 13.00 | 3.00 (4.00), as overlapped | 25.00% | nothing |" in lines
+
+
 def test_a_sweep_on_gpus_stands_beside_the_peer() -> None:
     def row(phase: str, layout: str, **figures: float) -> dict[str, Any]:
         return {"phase": phase, "layout": layout, "batch": 1, "input": 4096, **figures}
