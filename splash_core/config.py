@@ -19,8 +19,9 @@ from splash_core.units import STAGING_BYTES
 
 S = TypeVar("S")
 
-LAYOUTS = ("TP", "CP", "DP", "DOP")
-"""Names of `layout.layout.Layout`, which stands above settings."""
+LAYOUTS = ("TP", "CP", "DP", "DOP", "DOP-P")
+STANDARD_LAYOUTS = ("TP", "CP", "DP", "DOP")
+"""Names of `layout.layout.Layout`, which stands above settings, and of those that are offered by default."""
 _DEVICES = {"cuda": "only cpu is served so far; leave --device out"}
 _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 _TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
@@ -47,6 +48,10 @@ class WorkerSettings(ModelSettings):
         "shm", "How KV pages cross between groups.", choices=("shm",), planned=_TRANSPORTS
     )
     policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
+    layouts: str = setting(
+        ",".join(STANDARD_LAYOUTS),
+        f"Layouts that a group may run, separated by commas; of {', '.join(LAYOUTS)}.",
+    )
     device: str = setting("cpu", "Where ranks compute.", choices=("cpu",), planned=_DEVICES)
     dtype: str = setting(
         "auto", "Arithmetic and KV type; auto is fp32 on CPU.", choices=("auto", "fp32", "fp64", "bf16")
@@ -66,6 +71,11 @@ class WorkerSettings(ModelSettings):
         "that it allows; above 1 more requests run at once, and some may have to be computed again.",
     )
     staging_bytes: int = setting(STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes")
+    precopy_bytes_per_step: int = setting(
+        STAGING_BYTES,
+        "Most that a rank receives in each ordinary step while a switch copies ahead (mode precopied).",
+        unit="bytes",
+    )
     queue_requests: int = setting(256, "Most requests that wait in a group before new ones get 429.")
     queue_tokens: int = setting(1 << 20, "Most prompt tokens that wait in a group.", unit="tokens")
     start_timeout_s: float = setting(

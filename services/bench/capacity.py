@@ -65,7 +65,7 @@ def fill(arena: ArenaMap, layout: Layout) -> Filled:
         placement = rule.placement(num_ranks=arena.num_ranks, owner=owner, rotation=turn)
         ranks = placement.ranks_of_page(0)
         turn += 1
-        if table.new_page(ranks, allow_borrowed=rule.borrows) is None:
+        if table.new_page(ranks, lent=rule.lends) is None:
             refused += 1
             continue
         refused = 0

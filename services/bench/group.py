@@ -164,7 +164,6 @@ class BenchGroup:
             layout_from=self.layout,
             layout_to=layout,
             epoch=Epoch(self._epoch + 1),
-            weight_bytes_per_layer=self.arena.gather_bytes_per_layer,
             staging_bytes=self._staging_bytes,
         )
         if isinstance(planned, Refusal):
@@ -205,7 +204,7 @@ class BenchGroup:
         placement = self._placement(request, self.layout)
         while len(request.pages) * self.arena.page_size < tokens:
             ranks = placement.ranks_of_page(len(request.pages))
-            page = self.table.new_page(ranks, allow_borrowed=RULES[self.layout].borrows)
+            page = self.table.new_page(ranks, lent=RULES[self.layout].lends)
             assert page is not None  # `_check_room` has counted
             request.pages.append(page)
 

@@ -64,7 +64,11 @@ class _Primitives:
             return
         peers = rig.settings.ranks - 1
         traffic = Traffic.gather(rig.settings.ranks, manifest.weight_bytes_per_layer // peers)
-        measured = self._measure(lambda rep: self._mover.gather_weights(rep % rig.spec.layers), traffic)
+
+        def gather(rep: int) -> None:
+            self._mover.gather_weights(rep % rig.spec.layers, manifest.gathered)
+
+        measured = self._measure(gather, traffic)
         self._recorder.add(_row("weights all_gather", direction, None, None) | measured)
 
     def histories(self, direction: Direction, batch: int, context: int) -> None:

@@ -99,9 +99,16 @@ class Served:
                     times += [now] * len(choice.logprobs.tokens or () if choice.logprobs else ())
 
 
-def bench_settings(model: Path, *, policy: str) -> UpSettings:
+def bench_settings(model: Path, *, policy: str, layouts: Sequence[str] = FIXED) -> UpSettings:
     """The stack that is measured."""
-    return UpSettings(model=str(model), policy=policy, port=0, admin_port=0, kv_bytes=_KV_BYTES)
+    return UpSettings(
+        model=str(model),
+        policy=policy,
+        layouts=",".join(layouts),
+        port=0,
+        admin_port=0,
+        kv_bytes=_KV_BYTES,
+    )
 
 
 def serve_rows(
@@ -127,7 +134,8 @@ def serve_rows(
     runs += [("auto", [POLICY])] if POLICY in layouts else []
     for policy, names in runs:
         progress(f"starting a stack with policy {policy}")
-        with Stack(bench_settings(model, policy=policy)) as stack:
+        offered = FIXED if policy == "auto" else names
+        with Stack(bench_settings(model, policy=policy, layouts=offered)) as stack:
             client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
             served = Served(stack, client, model.name)
             for name in names:

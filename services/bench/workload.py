@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from splash_core.errors import ConfigError
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS
 
-FIXED = tuple(Layout)
+FIXED = STANDARD_LAYOUTS
 POLICY = "policy"
 """Beside fixed layouts: whatever the policy chooses."""
 LOWEST_ID, HIGHEST_ID = 1000, 40_000

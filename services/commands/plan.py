@@ -11,6 +11,8 @@ from services.commands.plan_tables import report_tables
 from splash_core.cost.footprint import Deployment
 from splash_core.cost.precision import named_precision
 from splash_core.errors import ConfigError
+from splash_core.layout.catalog import named_layouts
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.plan import build_plan
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.fields import read_json
@@ -20,6 +22,7 @@ from splash_core.spec.model import ModelSpec
 app = typer.Typer()
 
 _CHUNK_ROWS_PER_RANK = 2048
+STANDARD = ",".join(STANDARD_LAYOUTS)
 
 Model = Annotated[str, typer.Option("--model", help="A known model's name, a config.json, or its directory.")]
 Gpu = Annotated[str, typer.Option("--gpu", help="h200, h100, h20, b200 or cpu.")]
@@ -29,6 +32,9 @@ Dtype = Annotated[str, typer.Option("--dtype", help="auto, fp8, bf16, fp32 or fp
 PageSize = Annotated[int, typer.Option("--page-size", min=1, help="Tokens per KV page.")]
 Chunk = Annotated[
     int, typer.Option("--chunk-tokens", min=0, help="Rows of the largest step; 0: 2,048 for each rank.")
+]
+Layouts = Annotated[
+    str, typer.Option("--layouts", help=f"Layouts to compare, separated by commas; of {', '.join(Layout)}.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
 
@@ -42,6 +48,7 @@ def plan_command(
     dtype: Dtype = "auto",
     page_size: PageSize = 64,
     chunk_tokens: Chunk = 0,
+    layouts: Layouts = STANDARD,
     json: Json = False,
 ) -> None:
     """Footprints, capacity, longest context, the twelve switches and the best layout per load.
@@ -65,6 +72,7 @@ def plan_command(
             chunk_tokens=chunk_tokens or _CHUNK_ROWS_PER_RANK * ranks,
             runtime_bytes=device.runtime_bytes,
         ),
+        named_layouts(layouts),
     )
     if json:
         emit(report.to_json(), as_json=True, text="")

@@ -16,9 +16,8 @@ from services.demo.circuit import directed_circuit
 from services.demo.prompts import PROMPTS, QUESTION
 from services.demo.report import DemoReport, SwitchReport
 from services.demo.streams import Wave, wait_until
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS
 
-LAYOUTS = tuple(Layout)
 MAX_TOKENS = 68
 MAX_WAVES = 8
 PACE_TOKENS = 18
@@ -96,7 +95,7 @@ def ask(target: Target) -> str:
 
 def walk(target: Target, phase: Phase, expected: Tokens) -> list[SwitchReport]:
     """All twelve switches of one phase, each under live streams whose tokens are compared with `expected`."""
-    edges = list(directed_circuit(LAYOUTS, phase.start))
+    edges = list(directed_circuit(STANDARD_LAYOUTS, phase.start))
     reports: list[SwitchReport] = []
     began = time.monotonic()
     for _ in range(MAX_WAVES):

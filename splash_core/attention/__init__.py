@@ -1,1 +1,1 @@
-"""The four layouts, one file each, behind one interface."""
+"""The layouts, one file for each way of bringing queries and keys together, behind one interface."""

@@ -1,4 +1,4 @@
-"""The one interface of the four layouts."""
+"""The one interface of all layouts."""
 
 from abc import ABC, abstractmethod
 

@@ -7,7 +7,7 @@ Two ways to bring queries and keys together (docs/model.md §4), chosen per step
   returns `(out, lse)` in global head order; home merges by log-sum-exp.
 * pass-KV (chunks over short histories): the stripes of one layer are gathered, and rows attend at home.
 
-The four-layout table stripes over all ranks, but nothing here assumes it: any owner set per request works.
+The table of layouts stripes over all ranks, but nothing here assumes it: any owner set per request works.
 """
 
 import numpy as np

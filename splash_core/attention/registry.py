@@ -5,7 +5,7 @@ from splash_core.attention.batch import Batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.context_parallel import PassKeys, PassQueries
 from splash_core.attention.data_parallel import DataParallel
-from splash_core.attention.decoupled import DecoupledOwnership
+from splash_core.attention.decoupled import DecoupledOwnership, DecoupledWithKvB
 from splash_core.attention.tensor_parallel import TensorParallel
 from splash_core.layout.forms import CpStorage
 from splash_core.layout.layout import Layout
@@ -18,6 +18,7 @@ _OTHERS: dict[Layout, type[LayoutAttention]] = {
     Layout.TP: TensorParallel,
     Layout.DP: DataParallel,
     Layout.DOP: DecoupledOwnership,
+    Layout.DOP_P: DecoupledWithKvB,
 }
 
 

@@ -11,6 +11,7 @@ from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.shares import Shares
 from splash_core.layout.forms import CpStorage
 from splash_core.layout.layout import KvHistory, Matrix
+from splash_core.layout.memory import exchanged_per_head
 from splash_core.spec.model import ModelSpec
 
 _LSE_BYTES = 4
@@ -68,11 +69,7 @@ def scatter_rows(shares: Shares, numbers: int, width: int) -> Traffic:
 
 def _owner_exchange(spec: ModelSpec, width: int, shares: Shares) -> Traffic:
     """Heads to owners and back, equation (4): queries in, outputs out, on the fullest owner's link."""
-    if shares.sharded(Matrix.KV_B):
-        numbers = 2 * spec.kv_lora_rank + spec.rope_dim
-    else:
-        # The owner absorbs with its own KV-B (DOP-P).
-        numbers = spec.nope_dim + spec.rope_dim + spec.v_dim
+    numbers = exchanged_per_head(spec, shares.rule)
     others = 1 - 1 / shares.num_ranks
     return Traffic(2 * shares.steps, shares.home_rows * others * spec.heads * numbers * width)
 

@@ -105,7 +105,7 @@ def switch_cost(
         moved: bytes per layer on the fullest rank.
         layers: layers that hold state.
         step_s: predicted time of the switching step in the destination layout.
-        mode: how the manifest is executed.
+        mode: how the manifest is executed; `precopied` is charged as overlapped, which it falls back to.
         pending_bytes: bytes of pushes under way on the same links.
     """
     transfer = sum(

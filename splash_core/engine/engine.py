@@ -7,6 +7,7 @@ Legend: N rows of the step, N_j at home here, M rows whose logits are wanted, V 
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from splash_core.engine.decoder import hidden_rows
 from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
 from splash_core.engine.output import draw_tokens, score_prompts
+from splash_core.engine.precopying import PrecopyExecution
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch
@@ -59,7 +61,7 @@ class RankEngine:
         layout: Layout,
         progress: Progress | None = None,
     ) -> "RankEngine":
-        """Read this rank's weights; in a replicated layout also the other ranks' projection shards.
+        """Read this rank's weights; of projections that the layout replicates also the other ranks' shards.
 
         Args:
             checkpoint: a Hugging Face directory.
@@ -75,14 +77,13 @@ class RankEngine:
             ConfigError: the checkpoint does not fit the spec; names what is missing or left over.
         """
         rank, num_ranks = comms.compute.rank, comms.compute.size
+        views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
         with Checkpoint.open(checkpoint, spec=spec) as source:
             if progress is not None:
-                whole = RULES[layout].projections[Matrix.Q_B] is Projection.REPLICATED
-                heads = spec.heads if whole or spec.heads % num_ranks else spec.heads // num_ranks
+                kinds = RULES[layout].projections
+                heads = {matrix: len(views.projection(0, matrix, kind)) for matrix, kind in kinds.items()}
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
-            return cls._read(
-                source, spec=spec, arena=arena, memory=memory, comms=comms, dtype=dtype, layout=layout
-            )
+            return cls._read(source, views, comms, layout)
 
     @classmethod
     def random(
@@ -97,33 +98,22 @@ class RankEngine:
         layout: Layout,
     ) -> "RankEngine":
         """Random weights, made on the device; for benchmarks. Arguments as those of `load`."""
+        views = Arena(arena, spec, rank=comms.compute.rank, memory=memory, dtype=dtype)
         source = RandomReader(spec, seed=seed, dtype=dtype, device=comms.device)
-        return cls._read(
-            source, spec=spec, arena=arena, memory=memory, comms=comms, dtype=dtype, layout=layout
-        )
+        return cls._read(source, views, comms, layout)
 
     @classmethod
-    def _read(
-        cls,
-        source: Reader,
-        *,
-        spec: ModelSpec,
-        arena: ArenaMap,
-        memory: Tensor,
-        comms: RankComms,
-        dtype: torch.dtype,
-        layout: Layout,
-    ) -> "RankEngine":
-        views = Arena(arena, spec, rank=comms.compute.rank, memory=memory, dtype=dtype)
-        _load_projections(source, views, RULES[layout].projections[Matrix.Q_B])
+    def _read(cls, source: Reader, views: Arena, comms: RankComms, layout: Layout) -> "RankEngine":
+        spec, dtype, device = views.spec, views.dtype, comms.device
+        _load_projections(source, views, RULES[layout].projections)
         ctx = RankContext(
             comm=comms.compute,
             arena=views,
             spec=spec,
-            weights=load_shard(source, spec, views.rank, comms.compute.size, dtype, comms.device),
-            rotary=RotaryTable(spec, dtype, comms.device),
+            weights=load_shard(source, spec, views.rank, comms.compute.size, dtype, device),
+            rotary=RotaryTable(spec, dtype, device),
             scale=softmax_scale(spec),
-            device=comms.device,
+            device=device,
             dtype=dtype,
         )
         return cls(ctx, comms, layout)
@@ -135,6 +125,9 @@ class RankEngine:
         self.mark(StepPoint.BEGIN, NO_LAYER)
         switch, mover = self._begin_switch(plan)
         self.mark(StepPoint.MOVED, NO_LAYER)
+        ahead = self._precopy(plan)
+        if ahead is not None and switch is None:
+            ahead.start()
         self._mirrors.apply(plan)
         tokens: tuple[SampledToken, ...] = ()
         scores: tuple[PromptLogprobs, ...] = ()
@@ -142,6 +135,8 @@ class RankEngine:
             tokens, scores = self._run_rows(plan, switch)
         if switch is not None:
             switch.finish()
+            if ahead is not None:
+                ahead.start()  # after the manifest: it may read what that has moved
         self.mark(StepPoint.END, NO_LAYER)
         return StepResult(
             step=plan.step,
@@ -149,6 +144,7 @@ class RankEngine:
             tokens=tokens,
             prompt_logprobs=scores,
             switch_bytes_received=mover.bytes_received,
+            precopy_bytes_received=0 if ahead is None else ahead.finish(),
             times=StepTimes(
                 total_s=time.perf_counter() - began, switch_wait_s=switch.wait_s if switch else 0.0
             ),
@@ -170,6 +166,12 @@ class RankEngine:
         switch = SwitchExecution(manifest, plan.mode, mover=mover, arena=self.ctx.arena)
         switch.start()
         return switch, mover
+
+    def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
+        if plan.precopy is None:
+            return None
+        mover = StateMover(self.ctx.arena, self._comms.transfer)
+        return PrecopyExecution(plan.precopy, mover=mover, arena=self.ctx.arena)
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None
@@ -198,11 +200,11 @@ class RankEngine:
         )
 
 
-def _load_projections(source: Reader, arena: Arena, kind: Projection) -> None:
+def _load_projections(source: Reader, arena: Arena, kinds: Mapping[Matrix, Projection]) -> None:
     heads = arena.spec.heads // arena.shards
-    wanted = range(arena.shards) if kind is Projection.REPLICATED else (arena.rank % arena.shards,)
+    every, own = range(arena.shards), (arena.rank % arena.shards,)
     for layer, matrix in arena.map.places:
-        for owner in wanted:
+        for owner in every if kinds[matrix] is Projection.REPLICATED else own:
             rows = read_projection(source, arena.spec, layer, matrix, owner * heads, (owner + 1) * heads)
             place = arena.shard(layer, matrix, owner)
             place.view(rows.shape).copy_(rows)

@@ -1,7 +1,8 @@
 """Executing a manifest on one rank: boundary moves, then each layer's state before the layer computes.
 
-`blocking` moves everything before the step; `overlapped` moves layer after layer on a thread of its own
-while earlier layers compute (docs/model.md §5). Both run the same code on the same transfer communicator.
+`blocking` moves everything before the step; `overlapped`, and what `precopied` has left, moves layer after
+layer on a thread of its own while earlier layers compute (docs/model.md §5). All run the same code on the
+same transfer communicator.
 
 Why running ahead is safe: layer i's move touches only layer i's part of any slot, its sources were
 written in earlier steps, and this step writes layer i only after `wait_layer(i)`. Borrowed slots that
@@ -82,14 +83,14 @@ class StateMover:
             pages[slots] = received.tensor
             self.bytes_received += received.tensor.nbytes
 
-    def gather_weights(self, layer: int) -> None:
+    def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
         """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
         me = self._comm.rank
         peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
         shard = self._arena.shard
-        recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers for matrix in Matrix]
+        recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers for matrix in matrices]
         self._comm.exchange(
-            [Transfer(peer, shard(layer, matrix, me)) for peer in peers for matrix in Matrix],
+            [Transfer(peer, shard(layer, matrix, me)) for peer in peers for matrix in matrices],
             recvs,
             tag="switch.weights",
         )
@@ -101,7 +102,7 @@ class SwitchExecution:
 
     Args:
         manifest: what to move.
-        mode: blocking or overlapped.
+        mode: how to execute it.
         mover: this rank's mover.
         arena: this rank's arena.
     """
@@ -114,6 +115,8 @@ class SwitchExecution:
         self._mover = mover
         self._arena = arena
         self._num_layers = arena.spec.layers
+        gathers = self._num_layers if manifest.weights is Primitive.ALL_GATHER else 0
+        self._gathers = frozenset(range(gathers)).difference(manifest.ready_layers)
         self._layer_work = [mover.prepare(chunk) for chunk in manifest.layer_chunks]
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._layers_ready = 0
@@ -126,7 +129,7 @@ class SwitchExecution:
         began = time.perf_counter()
         for chunk in self._manifest.boundary_chunks:
             self._mover.move_pages(self._mover.prepare(chunk), self._arena.pages_SLPC)
-        if self._moves_layers and self._mode is SwitchMode.OVERLAPPED:
+        if self._moves_layers and self._mode is not SwitchMode.BLOCKING:
             self._thread = threading.Thread(target=self._run_ahead, name="splash-switch", daemon=True)
             self._thread.start()
         else:
@@ -157,11 +160,11 @@ class SwitchExecution:
 
     @property
     def _moves_layers(self) -> bool:
-        return bool(self._manifest.layer_chunks) or self._manifest.weights is Primitive.ALL_GATHER
+        return bool(self._manifest.layer_chunks) or bool(self._gathers)
 
     def _move_layer(self, layer: int) -> None:
-        if self._manifest.weights is Primitive.ALL_GATHER:
-            self._mover.gather_weights(layer)
+        if layer in self._gathers:
+            self._mover.gather_weights(layer, self._manifest.gathered)
         for work in self._layer_work:
             self._mover.move_pages(work, self._arena.layer(layer))
 

@@ -26,8 +26,12 @@ class Capacity:
     @classmethod
     def of(cls, arena: ArenaMap, rule: LayoutRule) -> Self:
         """The capacity of a group whose ranks have this arena."""
-        pages = len(arena.ordinary) + (len(arena.borrowed) if rule.borrows else 0)
-        return cls(rule=rule, num_ranks=arena.num_ranks, page_size=arena.page_size, pages=pages)
+        return cls(
+            rule=rule,
+            num_ranks=arena.num_ranks,
+            page_size=arena.page_size,
+            pages=arena.num_pages(rule.lends),
+        )
 
     @property
     def rank_tokens(self) -> int:

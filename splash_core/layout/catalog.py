@@ -4,12 +4,13 @@ Invariant: a layout is feasible when its projections divide as it wants and at l
 rank. The answers follow from the rules in `layout.layout`; no layout is treated by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from splash_core.errors import ConfigError
 from splash_core.layout.capacity import Capacity
-from splash_core.layout.layout import RULES, Layout, LayoutRule
+from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout, LayoutRule
 from splash_core.layout.memory import MemoryAccount
 from splash_core.layout.slots import ArenaMap, can_shard
 from splash_core.spec.model import ModelSpec
@@ -39,20 +40,37 @@ class InfeasibleLayout:
 Verdict = FeasibleLayout | InfeasibleLayout
 
 
-def catalog_of_arena(spec: ModelSpec, arena: ArenaMap) -> Mapping[Layout, Verdict]:
+def named_layouts(text: str) -> tuple[Layout, ...]:
+    """Layouts from names between commas, each once, in the order of `Layout`.
+
+    Raises:
+        ConfigError: a name is unknown, or there is none; lists the known ones.
+    """
+    names = {name.strip().upper() for name in text.split(",") if name.strip()}
+    if not names or not names.issubset(Layout):
+        raise ConfigError(f"layouts {text!r}: name some of {', '.join(Layout)}, with commas between them")
+    return tuple(layout for layout in Layout if layout in names)
+
+
+def catalog_of_arena(
+    spec: ModelSpec, arena: ArenaMap, layouts: Collection[Layout] = STANDARD_LAYOUTS
+) -> Mapping[Layout, Verdict]:
     """What the layouts can do in a given arena: the account of a running group."""
     verdicts: dict[Layout, Verdict] = {}
-    for layout, rule in RULES.items():
+    for layout in layouts:
+        rule = RULES[layout]
         verdicts[layout] = _indivisible(spec, rule, arena.num_ranks) or _holds(spec, Capacity.of(arena, rule))
     return MappingProxyType(verdicts)
 
 
-def catalog_of_memory(account: MemoryAccount) -> Mapping[Layout, Verdict]:
+def catalog_of_memory(
+    account: MemoryAccount, layouts: Collection[Layout] = STANDARD_LAYOUTS
+) -> Mapping[Layout, Verdict]:
     """What the layouts could do on given hardware: the account of `splash plan`."""
     verdicts: dict[Layout, Verdict] = {}
-    for layout, rule in RULES.items():
+    for layout in layouts:
         verdicts[layout] = (
-            _indivisible(account.spec, rule, account.num_ranks)
+            _indivisible(account.spec, RULES[layout], account.num_ranks)
             or _too_large(account, layout)
             or _holds(account.spec, account.capacity(layout))
         )

@@ -43,7 +43,7 @@ def assign_homes(
 ) -> Homes:
     """Homes of all rows of a step.
 
-    * OWNER (DP, DOP): home is the owner, so no KV row crosses ranks.
+    * OWNER (DP, DOP, DOP-P): home is the owner, so no KV row crosses ranks.
     * ALL (TP): rows are spread evenly, in order.
     * STRIPED (CP): a decode row is at home where its KV row is written, so no KV row crosses ranks;
       a chunk is split zigzag over positions, so that causal work balances (Yang et al., MLSys 2025).

@@ -1,11 +1,11 @@
-"""The four attention layouts as rules over two independent choices.
+"""The attention layouts as rules over two independent choices.
 
 Under MLA one latent row per token serves all heads, so where the head-indexed projections live and
 which ranks hold a request's KV history are independent (docs/model.md §1). A layout is one setting of both.
 Nothing else in the code base knows what "TP" or "DOP" means, except one file each in `attention/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -20,6 +20,16 @@ class Layout(StrEnum):
     CP = "CP"
     DP = "DP"
     DOP = "DOP"
+    DOP_P = "DOP-P"
+
+
+STANDARD_LAYOUTS = (Layout.TP, Layout.CP, Layout.DP, Layout.DOP)
+"""What a group offers unless it is told otherwise; the others are variants of these."""
+
+
+def shown_layouts(named: Collection[Layout]) -> tuple[Layout, ...]:
+    """The standard layouts and those named, in the order of `Layout`: what operators are told about."""
+    return tuple(layout for layout in Layout if layout in STANDARD_LAYOUTS or layout in named)
 
 
 class Projection(StrEnum):
@@ -40,6 +50,12 @@ class Matrix(StrEnum):
     """`[H, n+v, r]`: W_UK and W_UV are strided views of it."""
     O = "o"  # noqa: E741
     """`[H·v, d]`: head-major, so that a shard is a prefix of rows."""
+
+
+Matrices = frozenset[Matrix]
+
+ORDINARY_ONLY: Matrices = frozenset()
+"""As the matrices whose borrowed slots pages may use (docs/model.md §3): none."""
 
 
 class KvMode(StrEnum):
@@ -90,12 +106,17 @@ class LayoutRule:
     @property
     def shards(self) -> bool:
         """True when some projection is sharded, so that the heads must split evenly over the ranks."""
-        return any(kind is Projection.SHARDED for kind in self.projections.values())
+        return bool(self.lends)
 
     @property
-    def borrows(self) -> bool:
-        """True when KV pages may lie in borrowed slots: no projection is replicated over any of them."""
-        return all(kind is Projection.SHARDED for kind in self.projections.values())
+    def lends(self) -> Matrices:
+        """Matrices whose borrowed slots may hold KV pages: those that are not replicated over them."""
+        return frozenset(m for m, kind in self.projections.items() if kind is Projection.SHARDED)
+
+    @property
+    def fills(self) -> Matrices:
+        """Matrices that fill their borrowed slots with weights."""
+        return frozenset(self.projections) - self.lends
 
     def placement(self, *, num_ranks: int, owner: RankId, rotation: int) -> KvPlacement:
         """The placement of a request whose preferred owner is `owner`."""
@@ -107,17 +128,27 @@ class LayoutRule:
         return KvPlacement(owners=everyone, mode=KvMode.STRIPED, rotation=rotation)
 
 
-def _rule(layout: Layout, kind: Projection, history: KvHistory) -> LayoutRule:
-    return LayoutRule(
-        layout=layout, projections=MappingProxyType(dict.fromkeys(Matrix, kind)), history=history
-    )
+def _rule(layout: Layout, history: KvHistory, *, replicated: Collection[Matrix]) -> LayoutRule:
+    projections = dict.fromkeys(Matrix, Projection.SHARDED)
+    projections |= dict.fromkeys(replicated, Projection.REPLICATED)
+    return LayoutRule(layout=layout, projections=MappingProxyType(projections), history=history)
 
 
 RULES: Mapping[Layout, LayoutRule] = MappingProxyType(
     {
-        Layout.TP: _rule(Layout.TP, Projection.SHARDED, KvHistory.ALL),
-        Layout.CP: _rule(Layout.CP, Projection.REPLICATED, KvHistory.STRIPED),
-        Layout.DP: _rule(Layout.DP, Projection.REPLICATED, KvHistory.OWNER),
-        Layout.DOP: _rule(Layout.DOP, Projection.SHARDED, KvHistory.OWNER),
+        rule.layout: rule
+        for rule in (
+            _rule(Layout.TP, KvHistory.ALL, replicated=()),
+            _rule(Layout.CP, KvHistory.STRIPED, replicated=Matrix),
+            _rule(Layout.DP, KvHistory.OWNER, replicated=Matrix),
+            _rule(Layout.DOP, KvHistory.OWNER, replicated=()),
+            _rule(Layout.DOP_P, KvHistory.OWNER, replicated=(Matrix.KV_B,)),
+        )
     }
 )
+
+LENDING_ORDER: tuple[Matrix, ...] = tuple(
+    sorted(Matrix, key=lambda m: sum(m in rule.fills for rule in RULES.values()))
+)
+"""Whose borrowed slots pages take first: those of the matrix that the fewest layouts replicate, so that the
+fewest switches have to clear them."""

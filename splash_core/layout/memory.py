@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from splash_core.ids import PageId, RankId
 from splash_core.layout.capacity import Capacity
-from splash_core.layout.layout import RULES, KvHistory, Layout, Matrix, Projection
+from splash_core.layout.layout import RULES, KvHistory, Layout, LayoutRule, Matrix, Projection
 from splash_core.layout.slots import MatrixPlace, can_shard, place_matrices
 from splash_core.spec.model import ModelSpec
 
@@ -26,19 +26,29 @@ def missing_pages(
     return tuple(counts)
 
 
-def dop_exchange_bytes(spec: ModelSpec, rows: Sequence[int], *, elem_bytes: int) -> int:
-    """(4): bytes of a DOP exchange per layer on the busiest rank.
+def exchanged_per_head(spec: ModelSpec, rule: LayoutRule) -> int:
+    """Numbers that a row's query and output have per head on their way to its owner and back.
+
+    An owner that has KV-B absorbs or expands by itself, so plain queries and values travel.
+    """
+    if rule.projections[Matrix.KV_B] is Projection.REPLICATED:
+        return spec.qk_dim + spec.v_dim
+    return spec.kv_row + spec.kv_lora_rank
+
+
+def owner_exchange_bytes(spec: ModelSpec, rule: LayoutRule, rows: Sequence[int], *, elem_bytes: int) -> int:
+    """(4): bytes of an exchange with owners per layer on the busiest rank.
 
     Queries and outputs of owned rows for all heads, less the own shard's, and the gather of q_a rows.
 
     Args:
         spec: the model.
+        rule: of DOP or its variant.
         rows: N_j, rows at home on each rank, `[T]`.
         elem_bytes: bytes per number on the wire.
     """
     num_ranks = len(rows)
-    numbers_per_head = 2 * spec.kv_lora_rank + spec.rope_dim
-    exchanged = max(rows) * (spec.heads - spec.heads // num_ranks) * numbers_per_head
+    exchanged = max(rows) * (spec.heads - spec.heads // num_ranks) * exchanged_per_head(spec, rule)
     gathered = (sum(rows) - min(rows)) * spec.q_in
     return (exchanged + gathered) * elem_bytes
 
@@ -100,7 +110,11 @@ class MemoryAccount:
         """Bytes of the weights region that hold neither weights nor pages in this layout."""
         places = self._places()
         region = self._region_pages(places) * self.page_bytes
-        return region - self.weights_bytes(layout) - self._borrowed_pages(layout, places) * self.page_bytes
+        return region - self.weights_bytes(layout) - self._num_lent(layout, places) * self.page_bytes
+
+    def borrowed_pages(self, layout: Layout) -> int:
+        """Pages of a rank's pool that lie in room which other layouts need for weights."""
+        return self._num_lent(layout, self._places())
 
     def footprint(self, layout: Layout, pages: Sequence[int]) -> tuple[int, ...]:
         """(1): bytes on each rank that holds so many distinct pages, `[T]`."""
@@ -184,7 +198,6 @@ class MemoryAccount:
     def _region_pages(self, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
         return -(-max(place.end for place in places.values()) // self.page_bytes)
 
-    def _borrowed_pages(self, layout: Layout, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
-        if not RULES[layout].borrows:
-            return 0
-        return sum(len(place.borrowed) for place in places.values())
+    def _num_lent(self, layout: Layout, places: Mapping[tuple[int, Matrix], MatrixPlace]) -> int:
+        lends = RULES[layout].lends
+        return sum(len(place.borrowed) for place in places.values() if place.matrix in lends)

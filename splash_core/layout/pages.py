@@ -1,15 +1,30 @@
 """The slots of one rank: which are free, and how often each has changed hands.
 
-Ordinary slots are handed out first (lowest id first), borrowed ones last, because a switch into a
-replicated layout must evacuate the borrowed ones. Invariant: every slot is either free or has exactly
-one user, and a slot's generation grows whenever its user is taken away.
+Ordinary slots are handed out first (lowest id first), borrowed ones last, because a switch into a layout
+that replicates their matrix must evacuate them. Invariant: every slot is either free or has exactly one
+user, and a slot's generation grows whenever its user is taken away.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from splash_core.errors import InvariantBroken
-from splash_core.ids import SlotId
+from splash_core.ids import RankId, SlotId
+from splash_core.layout.layout import LENDING_ORDER, Matrices, Matrix
+
+SlotKind = Matrix | None
+"""The matrix that fills a borrowed slot when it is replicated; None for an ordinary slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """One copy of a page. It is stale once the slot's generation has moved on."""
+
+    rank: RankId
+    slot: SlotId
+    generation: int
 
 
 class _FreeList:
@@ -53,27 +68,28 @@ class _FreeList:
 class SlotPool:
     """Allocator of one rank's slots."""
 
-    def __init__(self, *, ordinary: Iterable[SlotId], borrowed: Iterable[SlotId] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        ordinary: Iterable[SlotId],
+        borrowed: Mapping[Matrix, Iterable[SlotId]] = MappingProxyType({}),
+    ) -> None:
         self._ordinary = frozenset(ordinary)
-        self._borrowed = frozenset(borrowed)
-        if self._ordinary & self._borrowed:
-            raise InvariantBroken(
-                f"slots both ordinary and borrowed: {sorted(self._ordinary & self._borrowed)}"
-            )
-        self._free_ordinary = _FreeList(self._ordinary)
-        self._free_borrowed = _FreeList(self._borrowed)
+        self._lenders = {slot: matrix for matrix, slots in borrowed.items() for slot in slots}
+        if both := self._ordinary & self._lenders.keys():
+            raise InvariantBroken(f"slots both ordinary and borrowed: {sorted(both)}")
+        self._free: dict[SlotKind, _FreeList] = {
+            None: _FreeList(self._ordinary),
+            **{matrix: _FreeList(borrowed.get(matrix, ())) for matrix in LENDING_ORDER},
+        }
+        self._num_borrowed = {matrix: len(self._free[matrix]) for matrix in LENDING_ORDER}
         self._used: set[SlotId] = set()
         self._generations: dict[SlotId, int] = {}
 
     @property
     def free_ordinary(self) -> int:
         """Free slots that every layout may use."""
-        return len(self._free_ordinary)
-
-    @property
-    def free_borrowed(self) -> int:
-        """Free slots that only layouts with sharded projections may use."""
-        return len(self._free_borrowed)
+        return len(self._free[None])
 
     @property
     def num_used(self) -> int:
@@ -83,36 +99,53 @@ class SlotPool:
     @property
     def used_borrowed(self) -> int:
         """Borrowed slots in use."""
-        return len(self._borrowed) - len(self._free_borrowed)
+        return sum(map(self._used_under, Matrix))
 
-    def free_slots(self, *, allow_borrowed: bool) -> int:
+    def free_slots(self, *, lent: Matrices) -> int:
         """How many `allocate` calls would succeed."""
-        return self.free_ordinary + (self.free_borrowed if allow_borrowed else 0)
+        return self.free_ordinary + sum(len(self._free[matrix]) for matrix in lent)
 
-    def free_ids(self, *, borrowed: bool) -> tuple[SlotId, ...]:
+    def free_ids(self, kind: SlotKind) -> tuple[SlotId, ...]:
         """The free slots of one kind in ascending order."""
-        return (self._free_borrowed if borrowed else self._free_ordinary).ids()
+        return self._free[kind].ids()
+
+    def kind(self, slot: SlotId) -> SlotKind:
+        """Ordinary, or inside which replicated matrix."""
+        return self._lenders.get(slot)
 
     def is_borrowed(self, slot: SlotId) -> bool:
-        """True for a slot that lies inside replicated weights."""
-        return slot in self._borrowed
+        """True for a slot that lies inside the weights of some layout."""
+        return slot in self._lenders
+
+    def may_hold(self, slot: SlotId, lent: Matrices) -> bool:
+        """Whether a page may lie in the slot where the slots of the matrices `lent` may be used."""
+        kind = self._lenders.get(slot)
+        return kind is None or kind in lent
+
+    def all_may_stay(self, lent: Matrices) -> bool:
+        """Whether every slot in use is one that `may_hold` a page."""
+        return not any(self._used_under(matrix) for matrix in Matrix if matrix not in lent)
 
     def is_used(self, slot: SlotId) -> bool:
         """True for a slot with a user."""
         return slot in self._used
 
+    def is_current(self, slot: SlotId, generation: int) -> bool:
+        """True while the slot still has the user that it had at this generation."""
+        return slot in self._used and self.generation(slot) == generation
+
     def generation(self, slot: SlotId) -> int:
         """How often the slot's user was taken away; a reference with an older value is stale."""
         return self._generations.get(slot, 0)
 
-    def allocate(self, *, allow_borrowed: bool) -> SlotId | None:
-        """The lowest free ordinary slot, else (if allowed) the lowest free borrowed one, else None."""
-        slot = self._free_ordinary.pop()
-        if slot is None and allow_borrowed:
-            slot = self._free_borrowed.pop()
-        if slot is not None:
-            self._used.add(slot)
-        return slot
+    def allocate(self, *, lent: Matrices) -> SlotId | None:
+        """The lowest free ordinary slot, else the lowest free one that is lent, else None."""
+        for kind in slot_kinds(lent):
+            slot = self._free[kind].pop()
+            if slot is not None:
+                self._used.add(slot)
+                return slot
+        return None
 
     def take(self, slot: SlotId) -> None:
         """Allocate a named slot (a manifest chose it).
@@ -120,7 +153,7 @@ class SlotPool:
         Raises:
             InvariantBroken: the slot is not free.
         """
-        free = self._free_borrowed if slot in self._borrowed else self._free_ordinary
+        free = self._free[self.kind(slot)]
         if slot not in free:
             raise InvariantBroken(
                 f"slot {slot} is not free: it is {'in use' if slot in self._used else 'unknown'}"
@@ -138,7 +171,7 @@ class SlotPool:
             raise InvariantBroken(f"slot {slot} is freed but not in use")
         self._used.remove(slot)
         self._generations[slot] = self.generation(slot) + 1
-        (self._free_borrowed if slot in self._borrowed else self._free_ordinary).add(slot)
+        self._free[self.kind(slot)].add(slot)
 
     def check_integrity(self) -> None:
         """Prove that slots are conserved: each is free or used, never both.
@@ -146,11 +179,21 @@ class SlotPool:
         Raises:
             InvariantBroken: names the slots at fault.
         """
-        free = set(self._free_ordinary.ids()) | set(self._free_borrowed.ids())
+        free = {slot for slots in self._free.values() for slot in slots.ids()}
         if free & self._used:
             raise InvariantBroken(f"slots both free and used: {sorted(free & self._used)}")
-        astray = (self._ordinary | self._borrowed) ^ (free | self._used)
+        astray = (self._ordinary | self._lenders.keys()) ^ (free | self._used)
         if astray:
             raise InvariantBroken(f"slots lost or invented: {sorted(astray)}")
-        if not self._ordinary.issuperset(self._free_ordinary.ids()):
-            raise InvariantBroken("a borrowed slot is in the ordinary free list")
+        for kind, slots in self._free.items():
+            if any(self.kind(slot) is not kind for slot in slots.ids()):
+                raise InvariantBroken(f"a slot of another kind is in the free list of {kind or 'ordinary'}")
+
+    def _used_under(self, matrix: Matrix) -> int:
+        """Slots in use that the matrix fills when it is replicated."""
+        return self._num_borrowed[matrix] - len(self._free[matrix])
+
+
+def slot_kinds(lent: Matrices) -> tuple[SlotKind, ...]:
+    """The kinds of slots that pages may take where those of the matrices `lent` may be used, best first."""
+    return (None, *(matrix for matrix in LENDING_ORDER if matrix in lent))

@@ -2,18 +2,18 @@
 
 The arena is cut into slots of one KV page each. Every head-indexed projection has a fixed place in which
 its own shard ends on a slot boundary and the other ranks' shards follow, so the sharded view is a prefix
-of the replicated view. Slots that lie wholly inside "the others" are *borrowed*: they hold weights in a
-replicated layout and KV pages in a sharded one. Invariant: ordinary and borrowed slots are disjoint, and
-no ordinary slot overlaps a matrix.
+of the replicated view. Slots that lie wholly inside "the others" are *borrowed*: they hold weights where the
+layout replicates that matrix and KV pages where it shards it. Invariant: ordinary and borrowed slots are
+disjoint, each borrowed slot belongs to one matrix, and no ordinary slot overlaps a matrix.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import SlotId
-from splash_core.layout.layout import Matrix
+from splash_core.layout.layout import Matrices, Matrix
 from splash_core.spec.model import ModelSpec
 from splash_core.units import format_bytes
 
@@ -75,7 +75,8 @@ class ArenaMap:
     """Slots of the whole arena: slot ids index `arena.view(num_slots, L, page_size, r+p)`."""
     places: Mapping[tuple[int, Matrix], MatrixPlace]
     ordinary: tuple[SlotId, ...]
-    borrowed: tuple[SlotId, ...]
+    lenders: Mapping[Matrix, tuple[SlotId, ...]]
+    """Borrowed slots by the matrix that fills them when it is replicated, over all layers."""
     gap_bytes: int
     """Bytes of the weights region that hold no weight even when all projections are replicated."""
     arena_bytes: int
@@ -120,21 +121,29 @@ class ArenaMap:
             num_slots=num_slots,
             places=MappingProxyType(places),
             ordinary=tuple(SlotId(slot_id) for slot_id in range(region_slots, num_slots)),
-            borrowed=tuple(slot_id for place in places.values() for slot_id in place.borrowed),
+            lenders=MappingProxyType(lenders_of(places)),
             gap_bytes=region_slots * slot - full,
             arena_bytes=num_slots * slot,
         )
+
+    @property
+    def borrowed(self) -> tuple[SlotId, ...]:
+        """All slots that hold weights in some layout, ascending."""
+        return tuple(sorted(slot for slots in self.lenders.values() for slot in slots))
+
+    def num_pages(self, lent: Matrices) -> int:
+        """Pages that a rank can hold where the borrowed slots of the matrices `lent` may be used."""
+        return len(self.ordinary) + sum(len(self.lenders.get(matrix, ())) for matrix in lent)
 
     @property
     def layer_slice_bytes(self) -> int:
         """Bytes of one layer of one page: what a layer chunk moves per page."""
         return self.slot_bytes // self.num_layers
 
-    @property
-    def gather_bytes_per_layer(self) -> int:
-        """Bytes a rank receives per layer when all projections are gathered: W·(1 - 1/T)."""
-        layer_places = (place for (layer, _), place in self.places.items() if layer == 0)
-        return sum(place.full_bytes - place.own_bytes for place in layer_places)
+    def gather_bytes_per_layer(self, matrices: Collection[Matrix]) -> int:
+        """(2): bytes a rank receives per layer when these projections are gathered: W·(1 - 1/T) of each."""
+        first_layer = (self.places[0, matrix] for matrix in matrices if (0, matrix) in self.places)
+        return sum(place.full_bytes - place.own_bytes for place in first_layer)
 
     @property
     def lost_bytes(self) -> int:
@@ -142,6 +151,16 @@ class ArenaMap:
         own = sum(place.own_bytes for place in self.places.values())
         region_end = self.ordinary[0] * self.slot_bytes
         return region_end - own - len(self.borrowed) * self.slot_bytes
+
+
+def lenders_of(places: Mapping[tuple[int, Matrix], MatrixPlace]) -> dict[Matrix, tuple[SlotId, ...]]:
+    """The borrowed slots of each matrix, over all layers, ascending."""
+    return {
+        matrix: tuple(
+            sorted(slot for place in places.values() if place.matrix is matrix for slot in place.borrowed)
+        )
+        for matrix in Matrix
+    }
 
 
 def place_matrices(

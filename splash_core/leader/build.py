@@ -5,7 +5,7 @@ Invariant: whatever cannot work is refused here, before any process is started, 
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import analytical_profile
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import GroupId, Incarnation
-from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena
-from splash_core.layout.layout import Layout, Matrix
+from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named_layouts
+from splash_core.layout.layout import Layout, Matrix, shown_layouts
 from splash_core.layout.slots import ArenaMap, page_bytes
 from splash_core.leader.fingerprint import checkpoint_fingerprint
 from splash_core.leader.host import free_memory
@@ -51,6 +51,7 @@ class GroupBlueprint:
     arena: ArenaMap
     layout: Layout
     infeasible: Mapping[Layout, str]
+    """Why each layout that the settings name and the group cannot run is out of the question."""
     incarnation: Incarnation
     scheduling: SchedulerConfig
     policy: PolicyConfig
@@ -80,6 +81,17 @@ class GroupBlueprint:
             page_size=self.settings.page_size,
             fingerprint=self.fingerprint,
         )
+
+    @property
+    def shown_layouts(self) -> tuple[Layout, ...]:
+        """Layouts that operators are told about."""
+        return shown_layouts((*self.scheduling.layouts, *self.infeasible))
+
+    def refusal(self, layout: Layout) -> str:
+        """Why the group never runs a layout, or an empty text."""
+        if layout in self.scheduling.layouts:
+            return ""
+        return self.infeasible.get(layout, f"{layout} is not among the group's --layouts")
 
     def cost_model(self) -> CostModel:
         """Predicts step times on this host."""
@@ -132,22 +144,23 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     dtype = "fp32" if settings.dtype == "auto" else settings.dtype
     _check_settings(settings)
     arena = _arena(settings, spec, checkpoint, elem_bytes=ELEM_BYTES[dtype])
-    verdicts = catalog_of_arena(spec, arena)
+    offered = named_layouts(settings.layouts)
     infeasible = {
         layout: verdict.reason
-        for layout, verdict in verdicts.items()
+        for layout, verdict in catalog_of_arena(spec, arena, offered).items()
         if isinstance(verdict, InfeasibleLayout)
     }
-    layout = _starting_layout(settings, phase, infeasible)
+    layout = _starting_layout(settings, phase, offered, infeasible)
     scheduling = SchedulerConfig(
         role=Role(phase.value),
         group=GroupId(settings.group or f"{phase.value}-0"),
         incarnation=Incarnation(secrets.token_hex(6)),
-        layouts=tuple(layout for layout in Layout if layout not in infeasible),
+        layouts=tuple(layout for layout in offered if layout not in infeasible),
         chunk_tokens=settings.chunk_tokens,
         max_running=settings.max_running,
         max_model_len=settings.max_model_len or None,
         staging_bytes=settings.staging_bytes,
+        precopy_bytes_per_step=settings.precopy_bytes_per_step,
         # Prefill holds no more than the prompts that it has, so there is no growth to overcommit.
         admission_overcommit=settings.admission_overcommit if phase is Phase.DECODE else 1.0,
     )
@@ -183,14 +196,19 @@ def _check_settings(settings: GroupSettings) -> None:
         )
 
 
-def _starting_layout(settings: GroupSettings, phase: Phase, infeasible: Mapping[Layout, str]) -> Layout:
+def _starting_layout(
+    settings: GroupSettings, phase: Phase, offered: Sequence[Layout], infeasible: Mapping[Layout, str]
+) -> Layout:
     layout = Layout(settings.layout) if settings.layout else DEFAULT_LAYOUT[phase]
-    if layout not in infeasible:
+    feasible = [candidate for candidate in offered if candidate not in infeasible]
+    if layout in feasible:
         return layout
-    feasible = next(candidate for candidate in Layout if candidate not in infeasible)
+    if not feasible:
+        raise Infeasible(f"--layouts {settings.layouts}: {'; '.join(infeasible.values())}")
     if settings.layout:
-        raise Infeasible(f"--layout {layout}: {infeasible[layout]}", nearest=f"--layout {feasible}")
-    return feasible
+        reason = infeasible.get(layout, f"not among --layouts {settings.layouts}")
+        raise Infeasible(f"--layout {layout}: {reason}", nearest=f"--layout {feasible[0]}")
+    return feasible[0]
 
 
 def _arena(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, *, elem_bytes: int) -> ArenaMap:

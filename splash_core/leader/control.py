@@ -48,12 +48,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             ranks=[rank.address for rank in self._ranks],
             max_model_len=blueprint.max_model_len,
             max_request_tokens=self._leader.scheduler.max_request_tokens,
-            layouts=[self._feasibility(layout) for layout in Layout],
+            layouts=[self._feasibility(layout) for layout in blueprint.shown_layouts],
             model=blueprint.model_name,
         )
 
     def _feasibility(self, layout: Layout) -> control_pb2.LayoutFeasibility:
-        reason = self._blueprint.infeasible.get(layout, "")
+        reason = self._blueprint.refusal(layout)
         return control_pb2.LayoutFeasibility(
             layout=layout.value,
             feasible=not reason,
@@ -106,6 +106,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             mode=outcome.mode,
             exposed_ms=outcome.exposed_ms,
             bytes=outcome.bytes_received,
+            precopied_bytes=outcome.precopied_bytes,
+            fallback=outcome.fallback,
         )
 
     async def _set_layout(self, request: control_pb2.SetLayoutRequest) -> SwitchOutcome:
@@ -133,8 +135,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         if request.layout:
             try:
                 layout = parse_layout(request.layout)
-                reason = self._blueprint.infeasible.get(layout)
-                if reason is not None:
+                if reason := self._blueprint.refusal(layout):
                     raise InvalidRequest(f"layout {layout} is not feasible: {reason}", param="layout")
             except SplashError as error:
                 await abort(context, error)
@@ -169,6 +170,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                     weights=rank.weights,
                     kv=rank.kv,
                     quarantined=rank.quarantined,
+                    precopied=rank.precopied,
                 )
                 for rank in audit.ranks
             ],

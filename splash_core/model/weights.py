@@ -5,6 +5,7 @@ Invariant: each rank reads only the slices it keeps, and the ranks' shards toget
 Legend: H heads, D hidden, V vocabulary, E experts, I width of an FFN; r_q, r, p, n, v as in docs/model.md.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -75,13 +76,13 @@ def load_shard(
     )
 
 
-def planned_bytes(checkpoint: Checkpoint, rank: int, num_ranks: int, *, heads: int) -> int:
-    """Bytes that `load_shard` plus reading `heads` heads of every projection will read, for `track`."""
+def planned_bytes(checkpoint: Checkpoint, rank: int, num_ranks: int, *, heads: Mapping[Matrix, int]) -> int:
+    """Bytes that `load_shard` plus reading so many heads of each projection will read, for `track`."""
     counter, spec = CountingReader(checkpoint), checkpoint.spec
     load_shard(counter, spec, rank, num_ranks, torch.float32, torch.device("meta"))
     for layer in range(spec.layers):
         for matrix in Matrix:
-            read_projection(counter, spec, layer, matrix, 0, heads)
+            read_projection(counter, spec, layer, matrix, 0, heads[matrix])
     return counter.num_bytes
 
 

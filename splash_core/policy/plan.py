@@ -4,7 +4,7 @@ From dimensions and device figures alone: no GPU, no weights. Invariant: the swi
 the planner from who holds which page before and after, never listed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from splash_core.cost.profile import analytical_profile
 from splash_core.cost.switch import SwitchBytes, switch_bytes
 from splash_core.errors import Infeasible
 from splash_core.layout.catalog import FeasibleLayout, InfeasibleLayout, Verdict, catalog_of_memory
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout
 from splash_core.layout.memory import MemoryAccount
 from splash_core.policy.regimes import Cell, Group, regime_map
 from splash_core.policy.snapshot import LayoutPool, Phase
@@ -27,6 +27,7 @@ from splash_core.units import format_bytes
 REFERENCE_REQUESTS = 16
 _REFERENCE_CONTEXTS = tuple(1 << exponent for exponent in range(17, 5, -1))
 _MOST_RANKS = 256
+_FULLY_SHARDED = next(layout for layout, rule in RULES.items() if not rule.fills)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +71,12 @@ class PlanReport:
     @property
     def borrowed_slots(self) -> int:
         """Pages of a rank's pool that hold other ranks' weights while projections are replicated."""
-        account = self.account
-        sharded, whole = (
-            next(layout for layout, rule in RULES.items() if rule.borrows is borrows)
-            for borrows in (True, False)
-        )
-        freed = account.weights_bytes(whole) - account.weights_bytes(sharded)
-        lost = account.gap_bytes(sharded) - account.gap_bytes(whole)
-        return (freed - lost) // account.page_bytes
+        return self.account.borrowed_pages(_FULLY_SHARDED)
 
     @property
     def rounding_bytes(self) -> int:
         """Bytes of the weights region that a sharded layout can use neither for weights nor for pages."""
-        return next(self.account.gap_bytes(layout) for layout, rule in RULES.items() if rule.borrows)
+        return self.account.gap_bytes(_FULLY_SHARDED)
 
     def to_json(self) -> dict[str, Any]:
         """The report in the shape of `splash plan --json`."""
@@ -96,7 +90,7 @@ class PlanReport:
             "chunk_tokens": self.deployment.chunk_tokens,
             "kv_bytes_per_token": self.account.token_bytes,
             "max_positions": self.spec.max_positions,
-            "layouts": {layout.value: self._layout(layout) for layout in Layout},
+            "layouts": {layout.value: self._layout(layout) for layout in self.verdicts},
             "projection_bytes_per_layer": self.projection_bytes_per_layer,
             "gathered_bytes_per_layer": self.gathered_bytes_per_layer,
             "gathered_bytes": self.spec.num_mla_layers * self.gathered_bytes_per_layer,
@@ -147,16 +141,27 @@ class PlanReport:
         }
 
 
-def build_plan(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment) -> PlanReport:
+def build_plan(
+    spec: ModelSpec,
+    gpu: GpuSpec,
+    deployment: Deployment,
+    layouts: Sequence[Layout] = STANDARD_LAYOUTS,
+) -> PlanReport:
     """The report for a model on `deployment.num_ranks` devices.
+
+    Args:
+        spec: the model.
+        gpu: the devices.
+        deployment: how they are used.
+        layouts: those to compare.
 
     Raises:
         Infeasible: no layout fits; names the fewest ranks that do.
     """
     account = memory_account(spec, deployment)
-    verdicts = catalog_of_memory(account)
+    verdicts = catalog_of_memory(account, layouts)
     if not any(isinstance(verdict, FeasibleLayout) for verdict in verdicts.values()):
-        raise _infeasible(spec, gpu, deployment, account)
+        raise _infeasible(spec, gpu, deployment, account, layouts)
     precision, ranks = deployment.precision, deployment.num_ranks
     context = _reference_context(account, verdicts)
     owners = [REFERENCE_REQUESTS // ranks * context] * ranks
@@ -189,7 +194,7 @@ def build_plan(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment) -> PlanRep
                 ),
                 layers=spec.num_mla_layers,
             )
-            for kind in switch_table(ranks)
+            for kind in switch_table(ranks, layouts)
         ),
         regimes={phase: regime_map(model, group, phase) for phase in Phase},
     )
@@ -213,9 +218,15 @@ def _reference_context(account: MemoryAccount, verdicts: Mapping[Layout, Verdict
     return next((context for context in _REFERENCE_CONTEXTS if context <= per_request), 1)
 
 
-def _infeasible(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, account: MemoryAccount) -> Infeasible:
+def _infeasible(
+    spec: ModelSpec,
+    gpu: GpuSpec,
+    deployment: Deployment,
+    account: MemoryAccount,
+    layouts: Sequence[Layout],
+) -> Infeasible:
     """With the fewest ranks that would do, if more ranks help."""
-    least = min(account.footprint(layout, [1])[0] for layout in Layout)
+    least = min(account.footprint(layout, [1])[0] for layout in layouts)
     message = (
         f"{spec.name} in {deployment.precision.name} needs at least {format_bytes(least)} on each of "
         f"{deployment.num_ranks} {gpu.name}, and {deployment.fraction:.0%} of its memory, less staging, is "
@@ -223,15 +234,15 @@ def _infeasible(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, account: 
     )
     nearest: list[str] = []
     narrow = PRECISIONS["fp8"]
-    if narrow.name in gpu.flops and _fits(spec, replace(deployment, precision=narrow)):
+    if narrow.name in gpu.flops and _fits(spec, replace(deployment, precision=narrow), layouts):
         nearest.append(f"--dtype {narrow.name}")
     for ranks in range(deployment.num_ranks + 1, _MOST_RANKS + 1):
-        if fits := _fits(spec, replace(deployment, num_ranks=ranks)):
+        if fits := _fits(spec, replace(deployment, num_ranks=ranks), layouts):
             nearest.append(f"--ranks {ranks} ({', '.join(fits)})")
             break
     return Infeasible(message, nearest=" or ".join(nearest) or None)
 
 
-def _fits(spec: ModelSpec, deployment: Deployment) -> list[Layout]:
+def _fits(spec: ModelSpec, deployment: Deployment, layouts: Sequence[Layout]) -> list[Layout]:
     account = memory_account(spec, deployment)
-    return [layout for layout in Layout if account.can_run(layout) and account.pool_pages(layout) >= 1]
+    return [layout for layout in layouts if account.can_run(layout) and account.pool_pages(layout) >= 1]

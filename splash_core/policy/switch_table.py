@@ -1,11 +1,12 @@
 """The directed switches as the planner sees them, on a small group whose pages it really plans to move."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, PageId, RankId, SlotId
-from splash_core.layout.layout import RULES, KvPlacement, Layout
+from splash_core.layout.layout import ORDINARY_ONLY, RULES, STANDARD_LAYOUTS, KvPlacement, Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
 from splash_core.switch.manifest import Primitive, SwitchManifest
@@ -25,11 +26,10 @@ class SwitchKind:
     kv: Primitive
 
 
-def switch_table(num_ranks: int) -> tuple[SwitchKind, ...]:
+def switch_table(num_ranks: int, layouts: Sequence[Layout] = STANDARD_LAYOUTS) -> tuple[SwitchKind, ...]:
     """All ordered pairs of layouts, with what the planner's manifest uses for weights and for KV."""
     ranks = min(num_ranks, _SYMBOLIC_RANKS)
-    pairs = ((before, after) for before in Layout for after in Layout if before is not after)
-    return tuple(_kind(before, after, ranks) for before, after in pairs)
+    return tuple(_kind(before, after, ranks) for before, after in permutations(layouts, 2))
 
 
 def _kind(before: Layout, after: Layout, ranks: int) -> SwitchKind:
@@ -38,7 +38,7 @@ def _kind(before: Layout, after: Layout, ranks: int) -> SwitchKind:
     targets = list(_requests(after, ranks))
     for source, target in zip(_requests(before, ranks), targets, strict=True):
         for index in range(ranks):
-            page = table.new_page(source.ranks_of_page(index), allow_borrowed=False)
+            page = table.new_page(source.ranks_of_page(index), lent=ORDINARY_ONLY)
             if page is None:
                 raise InvariantBroken("the symbolic arena is too small for its own pages")
             wanted[page] = target.ranks_of_page(index)
@@ -48,7 +48,6 @@ def _kind(before: Layout, after: Layout, ranks: int) -> SwitchKind:
         layout_from=before,
         layout_to=after,
         epoch=Epoch(1),
-        weight_bytes_per_layer=1,
         staging_bytes=1 << 30,
     )
     if not isinstance(manifest, SwitchManifest):
@@ -72,7 +71,7 @@ def _arena(ranks: int) -> ArenaMap:
         num_slots=slots,
         places={},
         ordinary=tuple(SlotId(slot) for slot in range(slots)),
-        borrowed=(),
+        lenders={},
         gap_bytes=0,
         arena_bytes=slots,
     )

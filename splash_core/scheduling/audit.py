@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, GroupId, PageId, RankId
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import RULES, Layout, shown_layouts
 from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.leases import OpenLease
@@ -17,7 +17,7 @@ from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAuditData:
-    """Slots of one rank; `slots == free + weights + kv + quarantined`."""
+    """Slots of one rank; `slots == free + weights + kv + quarantined + precopied`."""
 
     rank: RankId
     slots: int
@@ -26,6 +26,8 @@ class RankAuditData:
     """Slots that hold weights in the present layout, gaps included."""
     kv: int
     quarantined: int
+    precopied: int = 0
+    """Hold copies that a switch has made ahead of itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +121,17 @@ class Views:
             chunk_tokens=self._config.chunk_tokens,
             running=self._running(running),
             waiting=(*waiting, *queued),
-            pools={layout: self._pool(layout, infeasible) for layout in Layout},
+            pools={
+                layout: self._pool(layout, infeasible)
+                for layout in shown_layouts((*self._config.layouts, *infeasible))
+            },
             owner_tokens=self._owner_tokens(),
             switch_pending=switch_pending,
         )
 
     def _rank(self, rank: RankId) -> RankAuditData:
         table, arena = self._residency.table, self._residency.table.arena
-        quarantined = table.quarantined(rank)
+        quarantined, precopied = table.quarantined(rank), table.ahead.count(rank)
         usable = self._residency.capacity(self._present.layout).pages
         used = table.pools[rank].num_used
         return RankAuditData(
@@ -134,8 +139,9 @@ class Views:
             slots=arena.num_slots,
             free=usable - used,
             weights=arena.num_slots - usable,
-            kv=used - quarantined,
+            kv=used - quarantined - precopied,
             quarantined=quarantined,
+            precopied=precopied,
         )
 
     def _running(self, sequences: Seq[Sequence]) -> tuple[RunningSequence, ...]:
@@ -169,8 +175,7 @@ class Views:
         if layout not in self._config.layouts:
             return LayoutPool(feasible=False, reason=infeasible.get(layout, "not among the group's layouts"))
         free = min(
-            table.free_slots(RankId(rank), allow_borrowed=RULES[layout].borrows)
-            for rank in range(table.num_ranks)
+            table.free_slots(RankId(rank), lent=RULES[layout].lends) for rank in range(table.num_ranks)
         )
         return LayoutPool(
             feasible=True,

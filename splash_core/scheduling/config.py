@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import ConfigError
 from splash_core.ids import GroupId, Incarnation
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.scheduling.roles import Role
 from splash_core.units import STAGING_BYTES
 
@@ -17,7 +17,7 @@ class SchedulerConfig:
     group: GroupId = GroupId("group-0")
     incarnation: Incarnation = Incarnation("0")
     """One life of the group: keys its leases."""
-    layouts: tuple[Layout, ...] = tuple(Layout)
+    layouts: tuple[Layout, ...] = STANDARD_LAYOUTS
     """Layouts that the group may ever run, all of them feasible: together they bound a request's length."""
     chunk_tokens: int = 512
     """Most rows in a step while prompts are being computed; decode rows come first and count."""
@@ -27,11 +27,14 @@ class SchedulerConfig:
     """Most tokens of one sequence, prompt and output; None: what the model and the pool allow."""
     staging_bytes: int = STAGING_BYTES
     """Most bytes that one chunk of a switch may stage on a rank."""
+    precopy_bytes_per_step: int = STAGING_BYTES
+    """About how much a rank receives in each ordinary step while a switch copies ahead; at least one unit: a
+    page, or the missing weights of a layer."""
     admission_overcommit: float = 1.0
     """Projected tokens admitted per token of pool: 1.0 never needs preemption while the layout stays."""
 
     def __post_init__(self) -> None:
-        for name in ("chunk_tokens", "max_running", "staging_bytes"):
+        for name in ("chunk_tokens", "max_running", "staging_bytes", "precopy_bytes_per_step"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 1:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from splash_core.errors import Conflict, InvalidRequest
 from splash_core.ids import Incarnation, LeaseId, PageId, RequestId, SeqId
+from splash_core.layout.layout import ORDINARY_ONLY
 from splash_core.scheduling.admission import Admission
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, FinishedEvent
@@ -173,7 +174,7 @@ class Intake:
         landing: list[LandingPage] = []
         # The first row may open a page that nobody writes from outside; it is held but not granted.
         for index in range(self._residency.pages_for(self._admission.first_tokens(sequence))):
-            page = table.new_page(placement.ranks_of_page(index), allow_borrowed=False)
+            page = table.new_page(placement.ranks_of_page(index), lent=ORDINARY_ONLY)
             assert page is not None  # admission has counted free ordinary slots
             table.pin(page)
             sequence.pages.append(page)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from splash_core.ids import Epoch, PageId, RankId, SlotId
 from splash_core.layout.capacity import Capacity
-from splash_core.layout.layout import RULES, KvPlacement, Layout, LayoutRule
+from splash_core.layout.layout import ORDINARY_ONLY, RULES, KvPlacement, Layout, LayoutRule, Matrices
 from splash_core.layout.ownership import PageTable
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
@@ -39,8 +39,8 @@ class Residency:
 
     def __init__(self, *, table: PageTable, roster: Roster, mirrors: Mirrors, present: Present) -> None:
         self.table = table
-        self.avoid_borrowed = False
-        """True while a switch waits for borrowed slots to come free: no new page goes there."""
+        self.avoid_borrowed: Matrices = frozenset()
+        """Matrices whose borrowed slots take no new page, because a switch waits for them to come free."""
         self.wanted_ordinary: dict[RankId, int] = {}
         """Free ordinary slots on each rank that a landing waits for."""
         self.borrowed_used: set[tuple[RankId, SlotId]] = set()
@@ -56,9 +56,9 @@ class Residency:
         return self.table.num_ranks
 
     @property
-    def allow_borrowed(self) -> bool:
-        """True when new pages may lie in borrowed slots."""
-        return self._present.rule.borrows and not self.avoid_borrowed
+    def lent(self) -> Matrices:
+        """Matrices whose borrowed slots new pages may lie in."""
+        return self._present.rule.lends - self.avoid_borrowed
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens fill."""
@@ -70,13 +70,12 @@ class Residency:
 
     def free(self, rank: RankId) -> int:
         """New pages that a rank could take now."""
-        return self.table.free_slots(rank, allow_borrowed=self.allow_borrowed)
+        return self.table.free_slots(rank, lent=self.lent)
 
     def lack(self, ordinary: Mapping[RankId, int]) -> dict[RankId, int]:
         """Of so many free ordinary slots on each rank, those that are missing."""
         lack = {
-            rank: count - self.table.free_slots(rank, allow_borrowed=False)
-            for rank, count in ordinary.items()
+            rank: count - self.table.free_slots(rank, lent=ORDINARY_ONLY) for rank, count in ordinary.items()
         }
         return {rank: count for rank, count in lack.items() if count > 0}
 
@@ -94,12 +93,19 @@ class Residency:
         placement = self.placement(sequence)
         while len(sequence.pages) * size < tokens:
             ranks = placement.ranks_of_page(len(sequence.pages))
-            page = self.table.new_page(ranks, allow_borrowed=self.allow_borrowed)
+            page = self.table.new_page(ranks, lent=self.lent)
             if page is None:
+                if self._take_back(ranks):
+                    continue
                 break
             sequence.pages.append(page)
             self.note_borrowed((page,))
         return min(tokens, len(sequence.pages) * size)
+
+    def _take_back(self, ranks: Seq[RankId]) -> bool:
+        """Slots of copies ahead give way to new pages; False when some full rank has none."""
+        full = [rank for rank in ranks if self.free(rank) == 0]
+        return all(self.table.ahead.give_back(rank) for rank in full)
 
     def secure(self, sequence: Sequence, tokens: int) -> bool:
         """As `extend`, preempting younger sequences as needed; False when that does not suffice now."""

@@ -1,6 +1,6 @@
 """Make room for landings: pages that may lie in borrowed slots move there from ordinary ones.
 
-Leases are granted in ordinary slots only, because no switch may touch a leased page. Where projections are
+Leases are granted in ordinary slots only, because no switch may touch a leased page. Where a projection is
 sharded, pages of running sequences can make way. Invariant: every move stays on its rank, from an ordinary
 slot to a free borrowed one, so moves do not depend on each other.
 """
@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from splash_core.ids import Epoch, PageId, RankId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import Layout, Matrices
 from splash_core.layout.ownership import PageTable
-from splash_core.switch.evacuation import pack
-from splash_core.switch.manifest import PageMove, Primitive, SlotRef, SwitchManifest
+from splash_core.layout.pages import slot_kinds
+from splash_core.switch.evacuation import local_moves
+from splash_core.switch.manifest import PageMove, SwitchManifest
 
 
 def plan_vacating(
@@ -20,6 +21,7 @@ def plan_vacating(
     movable: Iterable[PageId],
     wanted: Mapping[RankId, int],
     *,
+    lent: Matrices,
     layout: Layout,
     epoch: Epoch,
     staging_bytes: int,
@@ -30,7 +32,8 @@ def plan_vacating(
         table: the group's pages.
         movable: pages that nobody outside uses; the first ones move first.
         wanted: ordinary slots to empty.
-        layout: the present layout; it must lend its borrowed slots to pages.
+        lent: matrices whose borrowed slots pages may go to.
+        layout: the present layout.
         epoch: the present epoch.
         staging_bytes: most bytes that one chunk stages on a rank.
     """
@@ -40,19 +43,11 @@ def plan_vacating(
         pool = table.pools[rank]
         held = ((page, copy.slot) for page in pages for copy in table.copies(page) if copy.rank == rank)
         ordinary = ((page, slot) for page, slot in held if not pool.is_borrowed(slot))
-        pairs = list(islice(zip(ordinary, pool.free_ids(borrowed=True), strict=False), count))
+        free = (slot for kind in slot_kinds(lent) if kind is not None for slot in pool.free_ids(kind))
+        pairs = list(islice(zip(ordinary, free, strict=False), count))
         if len(pairs) < count:
             return None
         moves.extend(PageMove(page, rank, src, rank, dst) for (page, src), dst in pairs)
     if not moves:
         return None
-    return SwitchManifest(
-        layout_from=layout,
-        layout_to=layout,
-        epoch=epoch,
-        weights=Primitive.KEEP,
-        kv=Primitive.KEEP,
-        boundary_chunks=pack(moves, capacity=max(staging_bytes // table.arena.slot_bytes, 1)),
-        released=tuple(sorted(SlotRef(move.src, move.src_slot) for move in moves)),
-        kv_bytes_per_layer=(0,) * table.num_ranks,
-    )
+    return local_moves(moves, arena=table.arena, layout=layout, epoch=epoch, staging_bytes=staging_bytes)

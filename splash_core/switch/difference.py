@@ -1,7 +1,7 @@
 """The difference between what ranks hold and what they are wanted to hold: docs/model.md §2 (2) and (3).
 
-Pages that are pinned, or that nobody asked about, are wanted where they are. A destination that
-replicates projections forbids the borrowed slots: copies there must leave before weights land on them.
+Pages that are pinned, or that nobody asked about, are wanted where they are. A destination forbids the
+borrowed slots of the matrices that it replicates: copies there must leave before weights land on them.
 Invariant: each missing copy is one `Need` with one holder as its source; holders of a page take turns.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
-from splash_core.layout.layout import RULES, Layout, Matrix, Projection
+from splash_core.layout.layout import RULES, Layout, Matrices, Matrix
 from splash_core.layout.ownership import PageTable
 from splash_core.switch.chunks import Need, SlotKey
 from splash_core.switch.manifest import Primitive
@@ -34,33 +34,30 @@ class Difference:
     kv: Primitive
 
 
-def weights_primitive(layout_from: Layout, layout_to: Layout, *, num_ranks: int) -> Primitive:
-    """What supplies the projections: an all-gather where some matrix becomes replicated."""
-    before, after = RULES[layout_from].projections, RULES[layout_to].projections
-    changes = {(before[matrix], after[matrix]) for matrix in Matrix}
-    if num_ranks == 1:
-        return Primitive.KEEP
-    if (Projection.SHARDED, Projection.REPLICATED) in changes:
-        return Primitive.ALL_GATHER
-    if (Projection.REPLICATED, Projection.SHARDED) in changes:
-        return Primitive.DISCARD
-    return Primitive.KEEP
+def weight_primitives(layout_from: Layout, layout_to: Layout, *, num_ranks: int) -> dict[Matrix, Primitive]:
+    """(2): what supplies each projection: an all-gather where it becomes replicated."""
+    before, after = RULES[layout_from], RULES[layout_to]
+    primitives = dict.fromkeys(Matrix, Primitive.KEEP)
+    if num_ranks > 1:
+        primitives |= dict.fromkeys(after.fills - before.fills, Primitive.ALL_GATHER)
+        primitives |= dict.fromkeys(before.fills - after.fills, Primitive.DISCARD)
+    return primitives
 
 
 def find_difference(
     table: PageTable,
     wanted: Mapping[PageId, Sequence[RankId]],
     *,
-    allow_borrowed: bool,
+    lent: Matrices,
 ) -> Difference:
     """Compare ownership with what is wanted.
 
     Args:
         table: who holds what.
         wanted: ranks per page; pages that are left out, and pinned ones, stay where they are.
-        allow_borrowed: the destination lets pages stay in borrowed slots.
+        lent: matrices whose borrowed slots the destination leaves to pages.
     """
-    sources = _Sources(table, allow_borrowed=allow_borrowed)
+    sources = _Sources(table, lent=lent)
     needs: list[Need] = []
     leaving: dict[SlotKey, PageId] = {}
     dropped: set[SlotKey] = set()
@@ -96,19 +93,19 @@ def find_difference(
 class _Sources:
     """Chooses holders: ordinary slots first, then the least loaded one, then the lowest rank."""
 
-    def __init__(self, table: PageTable, *, allow_borrowed: bool) -> None:
+    def __init__(self, table: PageTable, *, lent: Matrices) -> None:
         self._table = table
-        self._allow_borrowed = allow_borrowed
+        self._lent = lent
         self._sent: Counter[RankId] = Counter()
 
     @property
     def all_slots_allowed(self) -> bool:
         """True when no page has to leave its slot for the weights: then pages left out need no look."""
-        return self._allow_borrowed or not any(pool.used_borrowed for pool in self._table.pools)
+        return all(pool.all_may_stay(self._lent) for pool in self._table.pools)
 
     def forbidden(self, rank: RankId, slot: SlotId) -> bool:
         """True for a slot that the destination's weights will fill."""
-        return not self._allow_borrowed and self._table.pools[rank].is_borrowed(slot)
+        return not self._table.pools[rank].may_hold(slot, self._lent)
 
     def choose(self, held: Mapping[RankId, SlotId], ranks: Sequence[RankId]) -> SlotKey:
         """The holder that the next missing copy is read from."""

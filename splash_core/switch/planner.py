@@ -7,14 +7,15 @@ ordinary slots that the switch vacates, and only then to borrowed ones. Nothing 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.ids import Epoch, PageId, RankId, SlotId
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import RULES, Layout, Matrices
 from splash_core.layout.ownership import PageTable
+from splash_core.layout.pages import SlotKind, slot_kinds
 from splash_core.switch.chunks import ChunkScheduler, Need, SlotKey
-from splash_core.switch.difference import Difference, find_difference, weights_primitive
+from splash_core.switch.difference import Difference, find_difference, weight_primitives
 from splash_core.switch.evacuation import evacuate, pack
 from splash_core.switch.manifest import Chunk, Primitive, Refusal, SlotRef, SwitchManifest
 
@@ -26,29 +27,28 @@ def plan_switch(
     layout_from: Layout,
     layout_to: Layout,
     epoch: Epoch,
-    weight_bytes_per_layer: int,
     staging_bytes: int,
-    avoid_borrowed: bool = False,
+    avoid_borrowed: Matrices = frozenset(),
 ) -> SwitchManifest | Refusal:
     """Plan how a group gets from what it holds to what is wanted.
 
     Args:
         table: the group's pages; only read.
         wanted: ranks that shall hold each page. Pages left out stay on their ranks (in other slots, if
-            theirs are borrowed and the destination replicates projections). Pinned pages stay put.
+            theirs are borrowed and the destination replicates their matrix). Pinned pages stay put.
         layout_from: the present layout.
         layout_to: the destination; equal to `layout_from` for a relocation.
         epoch: the layout epoch after the switch.
-        weight_bytes_per_layer: bytes that a rank receives per layer if projections are gathered.
         staging_bytes: what a rank may receive, and send, in one chunk.
-        avoid_borrowed: move nothing into borrowed slots, though pages may stay there: a switch that needs
-            them empty is waiting.
+        avoid_borrowed: move nothing into the borrowed slots of these matrices, though pages may stay
+            there: a switch that needs them empty is waiting.
     """
-    allow_borrowed = RULES[layout_to].borrows
-    weights = weights_primitive(layout_from, layout_to, num_ranks=table.num_ranks)
+    lent = RULES[layout_to].lends
+    weights = weight_primitives(layout_from, layout_to, num_ranks=table.num_ranks)
+    gathered = tuple(matrix for matrix, primitive in weights.items() if primitive is Primitive.ALL_GATHER)
     slice_bytes = table.arena.layer_slice_bytes
-    difference = find_difference(table, wanted, allow_borrowed=allow_borrowed)
-    plan = _Plan(table, difference, forbid=not allow_borrowed, avoid=avoid_borrowed)
+    difference = find_difference(table, wanted, lent=lent)
+    plan = _Plan(table, difference, lent=lent, avoid=avoid_borrowed)
     problem = plan.problem() or plan.schedule(slice_bytes=slice_bytes, staging_bytes=staging_bytes)
     if problem is not None:
         return problem.refusal(layout_from, layout_to)
@@ -56,14 +56,21 @@ def plan_switch(
         layout_from=layout_from,
         layout_to=layout_to,
         epoch=epoch,
-        weights=weights,
+        weights=_summary(weights.values()),
+        gathered=gathered,
         kv=difference.kv,
         boundary_chunks=plan.boundary,
         layer_chunks=plan.layered,
         released=plan.released(),
-        weight_bytes_per_layer=weight_bytes_per_layer if weights is Primitive.ALL_GATHER else 0,
+        weight_bytes_per_layer=table.arena.gather_bytes_per_layer(gathered),
         kv_bytes_per_layer=plan.received_bytes(slice_bytes),
     )
+
+
+def _summary(weights: Collection[Primitive]) -> Primitive:
+    """All matrices in one word: what costs most."""
+    by_cost = (Primitive.ALL_GATHER, Primitive.DISCARD)
+    return next((primitive for primitive in by_cost if primitive in weights), Primitive.KEEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +95,15 @@ class _Problem:
 class _Plan:
     """One attempt: needs, the slots that may take them, and the chunks once `schedule` succeeded."""
 
-    def __init__(self, table: PageTable, difference: Difference, *, forbid: bool, avoid: bool) -> None:
+    def __init__(self, table: PageTable, difference: Difference, *, lent: Matrices, avoid: Matrices) -> None:
         self._table = table
         self._difference = difference
-        self._forbid = forbid
+        self._lent = lent
         self._ranks = tuple(RankId(rank) for rank in range(table.num_ranks))
         self._inflow = Counter(need.dst for need in difference.needs)
         self._readers = Counter(need.source for need in difference.needs)
-        # Kinds of slots that pages may move to: ordinary ones, and borrowed ones.
-        self._kinds = (False,) if forbid or avoid else (False, True)
+        # Kinds of slots that pages may move to, best first.
+        self._kinds = slot_kinds(lent - avoid)
         self.boundary: tuple[Chunk, ...] = ()
         self.layered: tuple[Chunk, ...] = ()
 
@@ -164,24 +171,24 @@ class _Plan:
         return tuple(received[rank] * slice_bytes for rank in self._ranks)
 
     def _is_forbidden(self, key: SlotKey) -> bool:
-        return self._forbid and self._table.pools[key[0]].is_borrowed(key[1])
+        return not self._table.pools[key[0]].may_hold(key[1], self._lent)
 
-    def _of_kind(self, keys: frozenset[SlotKey], rank: RankId, *, borrowed: bool) -> list[SlotId]:
+    def _of_kind(self, keys: frozenset[SlotKey], rank: RankId, kind: SlotKind) -> list[SlotId]:
         pool = self._table.pools[rank]
-        return sorted(slot for owner, slot in keys if owner == rank and pool.is_borrowed(slot) == borrowed)
+        return sorted(slot for owner, slot in keys if owner == rank and pool.kind(slot) is kind)
 
-    def _leaving(self, rank: RankId, *, borrowed: bool) -> list[SlotId]:
+    def _leaving(self, rank: RankId, kind: SlotKind) -> list[SlotId]:
         """Slots that are vacated once read, those with few readers first."""
-        slots = self._of_kind(self._difference.vacated, rank, borrowed=borrowed)
+        slots = self._of_kind(self._difference.vacated, rank, kind)
         return sorted(slots, key=lambda slot: (self._readers[rank, slot], slot))
 
     def _room(self, rank: RankId) -> int:
         """Slots of a rank that can take pages, now or once their copies have left."""
         return sum(
-            len(self._table.pools[rank].free_ids(borrowed=borrowed))
-            + len(self._of_kind(self._difference.unread, rank, borrowed=borrowed))
-            + len(self._leaving(rank, borrowed=borrowed))
-            for borrowed in self._kinds
+            len(self._table.pools[rank].free_ids(kind))
+            + len(self._of_kind(self._difference.unread, rank, kind))
+            + len(self._leaving(rank, kind))
+            for kind in self._kinds
         )
 
     def _targets(self) -> tuple[dict[RankId, list[SlotId]], frozenset[SlotKey]]:
@@ -191,14 +198,15 @@ class _Plan:
         for rank in self._ranks:
             free[rank] = []
             left = self._inflow[rank]
-            for borrowed in self._kinds:
-                unread = self._of_kind(self._difference.unread, rank, borrowed=borrowed)
-                now = [*self._table.pools[rank].free_ids(borrowed=borrowed), *unread]
+            for kind in self._kinds:
+                borrowed = kind is not None
+                unread = self._of_kind(self._difference.unread, rank, kind)
+                now = [*self._table.pools[rank].free_ids(kind), *unread]
                 # All that is left of the best kind; of borrowed slots only what ordinary ones lack.
                 free[rank].extend(now[:left] if borrowed else now)
                 left -= len(now)
                 if left > 0:
-                    later = self._leaving(rank, borrowed=borrowed)
+                    later = self._leaving(rank, kind)
                     reusable.update((rank, slot) for slot in (later[:left] if borrowed else later))
                     left -= len(later)
                 if left <= 0:

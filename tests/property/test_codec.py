@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
 from splash_core.layout.forms import AttentionForm, CpStorage
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import Layout, Matrix
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc import codec
 from splash_core.scheduling.step import (
@@ -21,6 +21,7 @@ from splash_core.scheduling.step import (
 )
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import PageMove, Primitive, SlotRef, SwitchManifest, SwitchMode
+from splash_core.switch.precopy import PrecopyBatch
 
 INT32 = st.integers(0, 2**31 - 1)
 SMALL = st.integers(0, 100_000)
@@ -70,6 +71,7 @@ MANIFESTS = st.builds(
     layout_to=st.sampled_from(Layout),
     epoch=SMALL.map(Epoch),
     weights=st.sampled_from(Primitive),
+    gathered=st.lists(st.sampled_from(Matrix), max_size=3).map(tuple),
     kv=st.sampled_from(Primitive),
     boundary_chunks=CHUNKS,
     layer_chunks=CHUNKS,
@@ -78,6 +80,13 @@ MANIFESTS = st.builds(
     ),
     weight_bytes_per_layer=st.integers(0, 2**50),
     kv_bytes_per_layer=st.lists(st.integers(0, 2**50), max_size=8).map(tuple),
+    ready_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple),
+)
+BATCHES = st.builds(
+    PrecopyBatch,
+    weight_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple),
+    gathered=st.lists(st.sampled_from(Matrix), unique=True).map(tuple),
+    chunks=CHUNKS,
 )
 
 
@@ -119,6 +128,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         finished=tuple(draw(st.lists(SEQS, max_size=3))),
         manifest=draw(st.none() | MANIFESTS),
         mode=draw(st.sampled_from(SwitchMode)),
+        precopy=draw(st.none() | BATCHES),
         form=draw(st.sampled_from(AttentionForm)),
         cp_storage=draw(st.sampled_from(CpStorage)),
     )
@@ -139,6 +149,7 @@ RESULTS = st.builds(
         max_size=2,
     ).map(tuple),
     switch_bytes_received=st.integers(0, 2**60),
+    precopy_bytes_received=st.integers(0, 2**60),
     times=st.builds(StepTimes, total_s=FLOATS, switch_wait_s=FLOATS),
 )
 

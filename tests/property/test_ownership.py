@@ -17,13 +17,14 @@ from hypothesis.stateful import (
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
-from splash_core.layout.layout import KvMode, KvPlacement
+from splash_core.layout.layout import LENDING_ORDER, ORDINARY_ONLY, KvMode, KvPlacement, Matrices, Matrix
 from splash_core.layout.ownership import NO_SLOT, PageCopy, PageTable, wanted_ranks
 from splash_core.layout.pages import SlotPool
 from tests.support.manifest_simulator import toy_arena
 
 NUM_RANKS = 3
 ORDINARY, BORROWED = 5, 3
+LENT = st.sets(st.sampled_from(Matrix)).map(frozenset)
 
 
 def rank_sets(num_ranks: int) -> st.SearchStrategy[list[RankId]]:
@@ -38,18 +39,20 @@ class PoolLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ordinary = {SlotId(slot) for slot in range(10, 14)}
-        self.borrowed = {SlotId(slot) for slot in range(3)}
-        self.pool = SlotPool(ordinary=self.ordinary, borrowed=self.borrowed)
+        self.lenders = {Matrix.KV_B: {SlotId(0)}, Matrix.Q_B: {SlotId(1), SlotId(2)}}
+        self.borrowed = {slot for slots in self.lenders.values() for slot in slots}
+        self.pool = SlotPool(ordinary=self.ordinary, borrowed=self.lenders)
         self.free = self.ordinary | self.borrowed
         self.lives: Counter[SlotId] = Counter()
 
-    @rule(target=taken, allow_borrowed=st.booleans())
-    def allocate(self, allow_borrowed: bool) -> object:
-        slot = self.pool.allocate(allow_borrowed=allow_borrowed)
-        best = min(self.free & self.ordinary, default=None)
-        if best is None and allow_borrowed:
-            best = min(self.free & self.borrowed, default=None)
-        assert slot == best
+    @rule(target=taken, lent=LENT)
+    def allocate(self, lent: Matrices) -> object:
+        slot = self.pool.allocate(lent=lent)
+        kinds = [
+            self.ordinary,
+            *(self.lenders.get(matrix, set()) for matrix in LENDING_ORDER if matrix in lent),
+        ]
+        assert slot == next((min(self.free & slots) for slots in kinds if self.free & slots), None)
         if slot is None:
             return multiple()
         self.free.remove(slot)
@@ -76,9 +79,15 @@ class PoolLife(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.pool.check_integrity()
-        assert self.pool.free_ids(borrowed=False) == tuple(sorted(self.free & self.ordinary))
-        assert self.pool.free_ids(borrowed=True) == tuple(sorted(self.free & self.borrowed))
-        assert self.pool.free_slots(allow_borrowed=True) == len(self.free)
+        used = (self.ordinary | self.borrowed) - self.free
+        assert self.pool.free_ids(None) == tuple(sorted(self.free & self.ordinary))
+        assert self.pool.used_borrowed == len(used & self.borrowed)
+        assert self.pool.free_slots(lent=frozenset(Matrix)) == len(self.free)
+        for matrix in Matrix:
+            slots, others = self.lenders.get(matrix, set()), frozenset(Matrix) - {matrix}
+            assert self.pool.free_ids(matrix) == tuple(sorted(self.free & slots))
+            assert self.pool.all_may_stay(others) == (not used & slots)
+            assert {slot for slot in used if not self.pool.may_hold(slot, others)} == used & slots
         assert self.pool.num_used == 7 - len(self.free)
         assert all(self.pool.generation(slot) == self.lives[slot] for slot in self.ordinary | self.borrowed)
 
@@ -99,6 +108,8 @@ class TableLife(RuleBasedStateMachine):
         self.pins: Counter[PageId] = Counter()
         self.ranks: dict[PageId, tuple[RankId, ...]] = {}
         self.stale: list[PageCopy] = []
+        self.ahead: dict[tuple[PageId, RankId], PageCopy] = {}
+        """Copies made ahead, and their sources."""
 
     def pick(self, data: st.DataObject, pages: list[PageId]) -> PageId:
         return data.draw(st.sampled_from(sorted(pages)))
@@ -108,13 +119,13 @@ class TableLife(RuleBasedStateMachine):
             del self.ranks[page]
             self.stale.extend(copies)
 
-    @rule(ranks=rank_sets(NUM_RANKS), allow_borrowed=st.booleans())
-    def new_page(self, ranks: list[RankId], allow_borrowed: bool) -> None:
-        free = {rank: self.table.free_slots(rank, allow_borrowed=allow_borrowed) for rank in ranks}
-        page = self.table.new_page(ranks, allow_borrowed=allow_borrowed)
+    @rule(ranks=rank_sets(NUM_RANKS), lent=LENT)
+    def new_page(self, ranks: list[RankId], lent: Matrices) -> None:
+        free = {rank: self.table.free_slots(rank, lent=lent) for rank in ranks}
+        page = self.table.new_page(ranks, lent=lent)
         assert (page is None) == (min(free.values()) == 0)
         for rank in ranks:
-            left = self.table.free_slots(rank, allow_borrowed=allow_borrowed)
+            left = self.table.free_slots(rank, lent=lent)
             assert left == free[rank] - (page is not None)
         if page is not None:
             self.ranks[page] = tuple(sorted(ranks))
@@ -152,14 +163,68 @@ class TableLife(RuleBasedStateMachine):
         self.pins[page] -= 1
         self.drop_if_unused(page, copies)
 
+    @precondition(lambda self: self.candidates())
+    @rule(data=st.data(), lent=LENT)
+    def copy_ahead(self, data: st.DataObject, lent: Matrices) -> None:
+        page, rank = data.draw(st.sampled_from(self.candidates()))
+        free = self.table.free_slots(rank, lent=lent)
+        source = data.draw(st.sampled_from(self.ranks[page]))
+        slot = self.table.copy_ahead(page, source, rank, lent=lent)
+        assert (slot is None) == (free == 0)
+        if slot is not None:
+            self.ahead[page, rank] = self.table.copies(page)[self.ranks[page].index(source)]
+
+    @rule(rank=st.sampled_from(range(NUM_RANKS)).map(RankId))
+    def give_back(self, rank: RankId) -> None:
+        newest = [page for page, on in self.ahead if on == rank][-1:]
+        assert self.table.ahead.give_back(rank) == bool(newest)
+        for page in newest:
+            del self.ahead[page, rank]
+
+    @precondition(lambda self: any(len(ranks) > 1 for ranks in self.ranks.values()))
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        page = self.pick(data, [page for page, ranks in self.ranks.items() if len(ranks) > 1])
+        copy = data.draw(st.sampled_from(self.table.copies(page)))
+        self.table.discard([copy])
+        self.ranks[page] = tuple(rank for rank in self.ranks[page] if rank != copy.rank)
+        self.stale.append(copy)
+
+    @rule()
+    def adopt_ahead(self) -> None:
+        expected = {key for key, source in self.ahead.items() if source not in self.stale}
+        adopted = self.table.adopt_ahead()
+        assert {(self.table.user(copy.rank, copy.slot), copy.rank) for copy in adopted} == expected
+        for page, rank in expected:
+            self.ranks[page] = tuple(sorted((*self.ranks[page], rank)))
+        self.ahead.clear()
+
+    def candidates(self) -> list[tuple[PageId, RankId]]:
+        """Copies that may be made ahead."""
+        return [
+            (page, RankId(rank))
+            for page, ranks in self.ranks.items()
+            for rank in range(NUM_RANKS)
+            if not self.pins[page] and rank not in ranks and (page, rank) not in self.ahead
+        ]
+
     @invariant()
     def agrees(self) -> None:
+        self.ahead = {
+            (page, rank): source
+            for (page, rank), source in self.ahead.items()
+            if page in self.ranks and not self.pins[page]
+        }
         self.table.check_integrity()
         assert self.table.num_pages == len(self.ranks)
         held = Counter(rank for ranks in self.ranks.values() for rank in ranks)
+        for rank in (RankId(number) for number in range(NUM_RANKS)):
+            count = sum(on == rank for _, on in self.ahead)
+            assert self.table.ahead.count(rank) == len(self.table.ahead.slots(rank)) == count
+            held[rank] += count
         for number in range(NUM_RANKS):
             rank = RankId(number)
-            free = self.table.free_slots(rank, allow_borrowed=True)
+            free = self.table.free_slots(rank, lent=frozenset(Matrix))
             assert free + held[rank] == ORDINARY + BORROWED
             quarantined = [p for p, ranks in self.ranks.items() if rank in ranks and not self.references[p]]
             assert self.table.quarantined(rank) == len(quarantined)
@@ -212,12 +277,12 @@ def test_a_shared_page_is_wanted_on_all_its_users_owners() -> None:
 
 def test_misuse_is_reported_as_a_bug() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=1, ordinary=2, borrowed=0))
-    page = table.new_page([RankId(0)], allow_borrowed=False)
+    page = table.new_page([RankId(0)], lent=ORDINARY_ONLY)
     assert page is not None
     with pytest.raises(InvariantBroken, match="unpinned more often"):
         table.unpin(page)
     with pytest.raises(InvariantBroken, match="distinct ranks"):
-        table.new_page([RankId(0), RankId(0)], allow_borrowed=False)
+        table.new_page([RankId(0), RankId(0)], lent=ORDINARY_ONLY)
     table.pin(page)
     table.release(page)
     with pytest.raises(InvariantBroken, match="more often than shared"):

@@ -7,14 +7,12 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splash_core.ids import Epoch, PageId, RankId
-from splash_core.layout.layout import RULES, Layout
+from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.layout.layout import ORDINARY_ONLY, RULES, Layout, Matrix
 from splash_core.layout.ownership import PageTable
 from splash_core.switch.manifest import Primitive, Refusal, SwitchManifest
 from splash_core.switch.planner import plan_switch
-from tests.support.manifest_simulator import LAYER_BYTES, ArenaSimulator, toy_arena
-
-WEIGHT_BYTES = 100
+from tests.support.manifest_simulator import LAYER_BYTES, MATRIX_BYTES, ArenaSimulator, toy_arena
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class Case:
             layout_from=self.layout_from,
             layout_to=self.layout_to,
             epoch=Epoch(7),
-            weight_bytes_per_layer=WEIGHT_BYTES,
             staging_bytes=self.staging_bytes,
         )
 
@@ -48,18 +45,23 @@ class Case:
 
     @property
     def pinned_under_weights(self) -> bool:
-        return not RULES[self.layout_to].borrows and any(
-            self.table.pools[copy.rank].is_borrowed(copy.slot)
+        return any(
+            self.is_forbidden(copy.slot)
             for page in self.table.pages
             if self.table.is_pinned(page)
             for copy in self.table.copies(page)
         )
 
+    def is_forbidden(self, slot: SlotId) -> bool:
+        """Whether the destination's weights fill the slot."""
+        lenders = self.table.arena.lenders
+        return any(slot in lenders[matrix] for matrix in RULES[self.layout_to].fills)
+
     @property
     def shortage(self) -> int:
         """Slots that the fullest rank lacks for its final pages."""
         arena = self.table.arena
-        slots = len(arena.ordinary) + (len(arena.borrowed) if RULES[self.layout_to].borrows else 0)
+        slots = arena.num_pages(RULES[self.layout_to].lends)
         held = Counter(rank for ranks in self.final.values() for rank in ranks)
         return max(held.values(), default=0) - slots
 
@@ -76,7 +78,8 @@ def random_case(seed: int, *, pins: bool = True, ample_staging: bool = False) ->
     )
     layout_from, layout_to = rng.choice(list(Layout)), rng.choice(list(Layout))
     if rng.random() < 0.4:
-        layout_from, layout_to = rng.choice([Layout.TP, Layout.DOP]), rng.choice([Layout.DP, Layout.CP])
+        lending = rng.choice([Layout.TP, Layout.DOP, Layout.DOP_P])
+        layout_from, layout_to = lending, rng.choice([Layout.DP, Layout.CP, Layout.DOP_P])
     most = rng.choice([1, 1, 2, num_ranks])
 
     def some_ranks() -> tuple[RankId, ...]:
@@ -85,7 +88,7 @@ def random_case(seed: int, *, pins: bool = True, ample_staging: bool = False) ->
 
     table = PageTable(arena)
     for _ in range(rng.randint(0, 20 * num_ranks)):
-        table.new_page(some_ranks(), allow_borrowed=RULES[layout_from].borrows)
+        table.new_page(some_ranks(), lent=RULES[layout_from].lends)
     free, pin, share = rng.random() * 0.8, rng.choice([0, 0, 0.02, 0.1]) * pins, rng.random() * 0.2
     for page in table.pages:
         if rng.random() < share:
@@ -129,8 +132,7 @@ def test_manifests_deliver_exactly_what_is_wanted(seed: int) -> None:
     for page, row in before.items():
         for rank, slot in enumerate(row):
             stays = RankId(rank) in final[page] and slot >= 0
-            forbidden = not RULES[case.layout_to].borrows and slot in case.table.arena.borrowed
-            if stays and not forbidden:
+            if stays and not case.is_forbidden(SlotId(slot)):
                 assert case.table.row(page)[rank] == slot
 
 
@@ -174,9 +176,11 @@ def test_bytes_and_primitives_follow_the_account(seed: int) -> None:
     assert plan.kv_bytes_per_layer == tuple(
         received[RankId(rank)] * LAYER_BYTES for rank in range(table.num_ranks)
     )
-    gathers = RULES[case.layout_from].borrows and not RULES[case.layout_to].borrows and table.num_ranks > 1
-    assert (plan.weights is Primitive.ALL_GATHER) == gathers
-    assert plan.weight_bytes_per_layer == (WEIGHT_BYTES if gathers else 0)
+    before, after = RULES[case.layout_from].fills, RULES[case.layout_to].fills
+    gathered = after - before if table.num_ranks > 1 else ORDINARY_ONLY
+    assert plan.gathered == tuple(matrix for matrix in Matrix if matrix in gathered)
+    assert (plan.weights is Primitive.ALL_GATHER) == bool(gathered)
+    assert plan.weight_bytes_per_layer == sum(MATRIX_BYTES[matrix] for matrix in gathered)
     lacking = [page for page, ranks in missing.items() if ranks]
     if not lacking:
         assert plan.kv in {Primitive.KEEP, Primitive.DISCARD}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from splash_core.errors import Conflict, ContextTooLong
 from splash_core.ids import SeqId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Grant
 from splash_core.scheduling.roles import Role
@@ -234,7 +234,7 @@ def life_of(seed: int, role: Role) -> Life:
         borrowed=rng.choice([0, 4, 9]) if num_ranks > 1 else 0,
         page_size=rng.choice([1, 2, 4]),
     )
-    layouts = rng.choice([tuple(Layout), tuple(Layout), (Layout.TP, Layout.DOP)])
+    layouts = rng.choice([tuple(Layout), tuple(Layout), (Layout.TP, Layout.DOP), STANDARD_LAYOUTS])
     group = ToyGroup(
         role=role,
         layout=rng.choice(layouts),
@@ -244,6 +244,7 @@ def life_of(seed: int, role: Role) -> Life:
         max_running=rng.choice([1, 3, 16]),
         staging_bytes=arena.slot_bytes * rng.choice([1, 1, 2, 100]),
         admission_overcommit=rng.choice([1.0, 2.0, 10.0]),
+        precopy_bytes_per_step=arena.slot_bytes * rng.choice([1, 1, 3, 100]),
     )
     return Life(rng, group, role, rng.choice([0.2, 1.0, 3.0]))
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 ENVIRONMENT = re.compile(r"\bos\.(environ|getenv)\b")
-LAYOUT_NAMES = ("TP", "CP", "DP", "DOP")
+LAYOUT_NAMES = ("TP", "CP", "DP", "DOP", "DOP_P", "DOP-P")
 
 
 def source_files() -> list[Path]:

@@ -9,12 +9,14 @@ from collections import Counter
 from types import MappingProxyType
 
 from splash_core.ids import PageId, RankId, SlotId
-from splash_core.layout.layout import RULES, Layout, Matrix
+from splash_core.layout.layout import RULES, Layout, Matrices, Matrix
 from splash_core.layout.ownership import PageTable
-from splash_core.layout.slots import ArenaMap, MatrixPlace
-from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest
+from splash_core.layout.slots import ArenaMap, MatrixPlace, lenders_of
+from splash_core.switch.manifest import Chunk, PageMove, SwitchManifest
 
 LAYER_BYTES = 8
+MATRIX_BYTES = {Matrix.Q_B: 100, Matrix.KV_B: 30, Matrix.O: 500}
+"""What a rank of a toy group receives of each matrix and layer when it is gathered."""
 WEIGHTS = "weights"
 Content = PageId | str
 
@@ -29,7 +31,7 @@ def toy_arena(*, num_ranks: int, num_layers: int, ordinary: int, borrowed: int) 
             matrix=key[1],
             offset=0,
             own_bytes=0,
-            full_bytes=0,
+            full_bytes=MATRIX_BYTES[key[1]],
             borrowed=tuple(SlotId(slot) for slot in range(index, borrowed, len(keys))),
         )
         for index, key in enumerate(keys)
@@ -42,7 +44,7 @@ def toy_arena(*, num_ranks: int, num_layers: int, ordinary: int, borrowed: int) 
         num_slots=ordinary + borrowed,
         places=MappingProxyType(places),
         ordinary=tuple(SlotId(borrowed + slot) for slot in range(ordinary)),
-        borrowed=tuple(SlotId(slot) for slot in range(borrowed)),
+        lenders=MappingProxyType(lenders_of(places)),
         gap_bytes=0,
         arena_bytes=(ordinary + borrowed) * slot_bytes,
     )
@@ -57,9 +59,8 @@ class ArenaSimulator:
         self._ranks = [RankId(rank) for rank in range(arena.num_ranks)]
         self._held: dict[tuple[RankId, int, SlotId], Content] = {}
         self._pinned = {page for page in table.pages if table.is_pinned(page)}
-        if not RULES[layout].borrows:
-            for layer in range(arena.num_layers):
-                self._fill_weights(layer)
+        for layer in range(arena.num_layers):
+            self._fill_weights(layer, RULES[layout].fills)
         for page in table.pages:
             for copy in table.copies(page):
                 for layer in range(arena.num_layers):
@@ -73,8 +74,8 @@ class ArenaSimulator:
         page_bytes = self._arena.slot_bytes
         self._run_phase(manifest.boundary_chunks, layers, unit=page_bytes, staging_bytes=staging_bytes)
         for layer in layers:
-            if manifest.weights is Primitive.ALL_GATHER:
-                self._fill_weights(layer)
+            if layer not in manifest.ready_layers:
+                self._fill_weights(layer, frozenset(manifest.gathered))
             self._run_phase(manifest.layer_chunks, [layer], unit=LAYER_BYTES, staging_bytes=staging_bytes)
 
     def assert_outcome(self, table: PageTable, layout: Layout) -> None:
@@ -83,9 +84,9 @@ class ArenaSimulator:
             for copy in table.copies(page):
                 for layer in range(self._arena.num_layers):
                     assert self._held[copy.rank, layer, copy.slot] == page
-        if not RULES[layout].borrows:
-            for rank in self._ranks:
-                for slot in self._arena.borrowed:
+        for rank in self._ranks:
+            for matrix in RULES[layout].fills:
+                for slot in self._arena.lenders[matrix]:
                     for layer in range(self._arena.num_layers):
                         assert self._held[rank, layer, slot] == WEIGHTS
 
@@ -117,10 +118,10 @@ class ArenaSimulator:
         for side in (Counter(move.src for move in chunk), Counter(move.dst for move in chunk)):
             assert max(side.values()) * unit <= staging_bytes
 
-    def _fill_weights(self, layer: int) -> None:
+    def _fill_weights(self, layer: int, matrices: Matrices) -> None:
         # A slot inside layer i's weights holds a page of *all* layers: the gather overwrites them all.
-        for (owner, _), place in self._arena.places.items():
-            if owner == layer:
+        for (owner, matrix), place in self._arena.places.items():
+            if owner == layer and matrix in matrices:
                 for rank in self._ranks:
                     for slot in place.borrowed:
                         for each in range(self._arena.num_layers):

@@ -62,7 +62,7 @@ class PlanBuilder:
     ) -> StepPlan:
         """A plan with `rows[seq]` further tokens of each sequence; rows that reach the end sample."""
         started, tables, steps = [], [], []
-        borrow = RULES[self.layout].borrows
+        lent = RULES[self.layout].lends
         for seq, count in rows.items():
             state = self.sequences[seq]
             if not state.announced:
@@ -78,7 +78,7 @@ class PlanBuilder:
             end = state.cached + count
             while len(state.pages) * self.arena.page_size < end:
                 ranks = state.placement.ranks_of_page(len(state.pages))
-                page = self.table.new_page(ranks, allow_borrowed=borrow)
+                page = self.table.new_page(ranks, lent=lent)
                 assert page is not None, "the test's arena is too small"
                 state.pages.append(page)
             first = state.sent_pages
@@ -124,7 +124,6 @@ class PlanBuilder:
             layout_from=self.layout,
             layout_to=layout,
             epoch=Epoch(self.epoch + 1),
-            weight_bytes_per_layer=self.arena.gather_bytes_per_layer,
             staging_bytes=1 << 28,
         )
         assert not isinstance(manifest, Refusal), manifest

@@ -7,7 +7,7 @@ from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import analytical_profile
 from splash_core.ids import RankId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.snapshot import (
     LayoutPool,
     Phase,
@@ -52,8 +52,9 @@ def cost_model(spec: ModelSpec = SMOL, *, gpu: str = "cpu", dtype: str = "fp32",
 
 
 def pools(tokens: int = 8192, **changed: LayoutPool) -> Mapping[Layout, LayoutPool]:
-    """All layouts feasible with equal pools, but for those named."""
-    even = {layout: LayoutPool(feasible=True, total_tokens=tokens, free_tokens=tokens) for layout in Layout}
+    """The standard layouts feasible with equal pools, but for those named."""
+    pool = LayoutPool(feasible=True, total_tokens=tokens, free_tokens=tokens)
+    even = dict.fromkeys(STANDARD_LAYOUTS, pool)
     return {**even, **{Layout(name): pool for name, pool in changed.items()}}
 
 

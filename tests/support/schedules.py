@@ -1,10 +1,11 @@
 """Random little histories of a deployment, for hypothesis."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.scheduling.roles import Role
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import SwitchMode
@@ -45,20 +46,20 @@ def _asks(draw: st.DrawFn, size: Size) -> Ask:
     )
 
 
-def schedules(size: Size) -> st.SearchStrategy[Schedule]:
-    """Arrivals, chunk sizes, cancellations and switches of both phases at random steps, in both modes."""
+def schedules(size: Size, layouts: Sequence[Layout] = STANDARD_LAYOUTS) -> st.SearchStrategy[Schedule]:
+    """Arrivals, chunk sizes, cancellations and switches of both phases at random steps, in all modes."""
     turns = st.builds(
         Turn,
         tick=st.integers(0, size.last_turn),
         phase=st.sampled_from([Role.PREFILL, Role.DECODE]),
-        layout=st.sampled_from(Layout),
+        layout=st.sampled_from(layouts),
         mode=st.sampled_from(SwitchMode),
     )
     return st.builds(
         Schedule,
         asks=st.lists(_asks(size), min_size=1, max_size=size.requests).map(tuple),
         turns=st.lists(turns, min_size=1, max_size=6).map(tuple),
-        layouts=st.tuples(st.sampled_from(Layout), st.sampled_from(Layout)),
+        layouts=st.tuples(st.sampled_from(layouts), st.sampled_from(layouts)),
         chunk_tokens=st.sampled_from([1, 3, 4, 7, 32]),
         overcommit=st.sampled_from([1.0, 2.0]),
     )

@@ -90,6 +90,7 @@ class ToyGroup:
         self.arena = arena or arena_of(num_ranks=2, ordinary=16)
         self.clock = 0.0
         settings.setdefault("incarnation", INCARNATION)
+        settings.setdefault("layouts", tuple(Layout))
         self.scheduler = GroupScheduler(
             spec=SPEC,
             arena=self.arena,
@@ -216,6 +217,6 @@ class ToyGroup:
         assert audit.leases == ()
         assert self.scheduler.count() == 0
         for rank in audit.ranks:
-            assert rank.kv == rank.quarantined == 0
+            assert rank.kv == rank.quarantined == rank.precopied == 0
             assert rank.slots == rank.free + rank.weights
         assert self.scheduler.kv_tokens().used == 0

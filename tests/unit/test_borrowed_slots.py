@@ -8,7 +8,7 @@ import torch
 
 from splash_core.ids import RequestId
 from splash_core.layout.capacity import Capacity
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import RULES, Layout, Matrix
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchedEvent, TokenEvent
 from splash_core.scheduling.roles import Role
@@ -66,31 +66,53 @@ def test_dop_holds_exactly_the_borrowed_slots_more_than_dp(group: Group) -> None
     assert more == len(arena.borrowed) * PAGE * arena.num_ranks
 
 
-def test_pages_in_borrowed_slots_survive_the_switch_to_dp(group: Group) -> None:
-    """Six requests fill the ordinary slots and spill; four end early, and the others are evacuated."""
+def test_dop_p_holds_less_than_dop_by_the_slots_of_kv_b_alone(group: Group) -> None:
+    arena = group.arena
+    dp, dop_p, dop = (
+        Capacity.of(arena, RULES[layout]).distinct_tokens for layout in (Layout.DP, Layout.DOP_P, Layout.DOP)
+    )
+    assert dp < dop_p < dop
+    assert dop - dop_p == len(arena.lenders[Matrix.KV_B]) * PAGE * arena.num_ranks
+
+
+@pytest.mark.parametrize("path", [(Layout.DP,), (Layout.DOP_P,), (Layout.DOP_P, Layout.DP)])
+def test_pages_in_borrowed_slots_survive_switches_that_need_them(
+    group: Group, path: tuple[Layout, ...]
+) -> None:
+    """Requests fill ordinary slots and all kinds of borrowed ones; two outlive the rest and are evacuated."""
+    config = SchedulerConfig(role=Role.COMBINED, layouts=tuple(Layout), chunk_tokens=512)
     expected: dict[str, list[int]] = {}
     _start(group, Layout.DP, 2, 12)
     _finish(group, expected)
 
-    group.reset(Layout.DOP, SchedulerConfig(role=Role.COMBINED, chunk_tokens=64))
-    for index in range(6):
-        # The two requests to survive come last, so that their pages are the ones in borrowed slots.
-        survives = index >= 4
-        sampling = SamplingParams(temperature=0.0, max_tokens=12 if survives else 2)
-        name = str(index - 4) if survives else f"short-{index}"
-        group.scheduler.add(RequestId(name), [*PROMPT, index - 4 if survives else 250], sampling)
+    group.reset(Layout.DOP, config)
+    for index in range(14):
+        # The two requests to survive come last, so that pages of theirs are the ones in borrowed slots.
+        survives = index >= 12
+        sampling = SamplingParams(temperature=0.0, max_tokens=12 if survives else 6)
+        name = str(index - 12) if survives else f"short-{index}"
+        group.scheduler.add(RequestId(name), [*PROMPT, index - 12 if survives else 250], sampling)
     tokens: dict[str, list[int]] = {}
-    while group.scheduler.count() > 2:
-        for event in group.step():
+
+    def step() -> list[SwitchedEvent]:
+        events = group.step()
+        for event in events:
             if isinstance(event, TokenEvent):
                 tokens.setdefault(event.request_id, []).append(event.token)
-    assert group.scheduler.audit().borrowed_pages_used > 0
-    used = [pool.used_borrowed for pool in group.table.pools]
-    assert any(used), "no page of a survivor is in a borrowed slot: the test proves nothing"
+        return [event for event in events if isinstance(event, SwitchedEvent)]
 
-    assert group.scheduler.request_switch(Layout.DP) is None
-    switched = _finish(group, tokens)
-    assert [(event.layout_from, event.layout_to) for event in switched] == [(Layout.DOP, Layout.DP)]
+    while group.scheduler.count() > 2:
+        step()
+    switched: list[SwitchedEvent] = []
+    for layout in path:
+        lends = RULES[layout].lends
+        evacuates = any(not pool.all_may_stay(lends) for pool in group.table.pools)
+        assert evacuates or layout is not path[0], "no survivor is in the way: the test proves nothing"
+        assert group.scheduler.request_switch(layout) is None
+        switched += step()
+        assert all(pool.all_may_stay(lends) for pool in group.table.pools)
+    _finish(group, tokens)
+    assert tuple(event.layout_to for event in switched) == path
     assert {name: tokens[name] for name in expected} == expected
     assert group.scheduler.audit().pages_held == 0
 

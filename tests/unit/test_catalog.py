@@ -4,8 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from splash_core.layout.catalog import FeasibleLayout, InfeasibleLayout, catalog_of_arena, catalog_of_memory
-from splash_core.layout.layout import Layout, Matrix
+from splash_core.errors import ConfigError
+from splash_core.layout.catalog import (
+    FeasibleLayout,
+    InfeasibleLayout,
+    catalog_of_arena,
+    catalog_of_memory,
+    named_layouts,
+)
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout, Matrix
 from splash_core.layout.memory import MemoryAccount
 from splash_core.layout.slots import ArenaMap, matrix_elements
 from splash_core.spec.catalogue import named_spec
@@ -51,6 +58,36 @@ def test_an_arena_holds_what_its_slots_hold() -> None:
     }
 
 
+def test_the_variant_is_in_the_catalogue_when_it_is_asked_for() -> None:
+    slots = arena()
+    (verdict,) = catalog_of_arena(SPEC, slots, [Layout.DOP_P]).values()
+    pages = len(slots.ordinary) + len(slots.lenders[Matrix.Q_B]) + len(slots.lenders[Matrix.O])
+    tokens = Tokens(pages * 64)
+    assert verdict == FeasibleLayout(
+        layout=Layout.DOP_P, distinct_tokens=Tokens(4 * tokens), longest_context=tokens
+    )
+    (odd,) = catalog_of_arena(replace(SPEC, heads=6), arena(heads=6), [Layout.DOP_P]).values()
+    assert isinstance(odd, InfeasibleLayout)
+    assert "DOP-P shards projections by heads" in odd.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "layouts"),
+    [
+        ("TP,CP,DP,DOP", STANDARD_LAYOUTS),
+        (" dop-p, tp ,tp", (Layout.TP, Layout.DOP_P)),
+    ],
+)
+def test_layouts_are_named_with_commas(text: str, layouts: tuple[Layout, ...]) -> None:
+    assert named_layouts(text) == layouts
+
+
+@pytest.mark.parametrize("text", ["", " , ", "TP DP", "DOPP"])
+def test_unknown_names_are_refused_with_the_known_ones(text: str) -> None:
+    with pytest.raises(ConfigError, match="TP, CP, DP, DOP, DOP-P"):
+        named_layouts(text)
+
+
 def test_positions_bound_the_context() -> None:
     short = replace(SPEC, max_positions=1000)
     for verdict in catalog_of_arena(short, arena()).values():
@@ -87,7 +124,7 @@ def test_memory_rules_out_replicated_projections_first() -> None:
 
 
 def test_one_rank_runs_every_layout_alike() -> None:
-    verdicts = list(catalog_of_memory(account(num_ranks=1)).values())
+    verdicts = list(catalog_of_memory(account(num_ranks=1), tuple(Layout)).values())
     assert all(isinstance(verdict, FeasibleLayout) for verdict in verdicts)
     sizes = {verdict.distinct_tokens for verdict in verdicts if isinstance(verdict, FeasibleLayout)}
     assert len(sizes) == 1

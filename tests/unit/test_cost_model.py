@@ -14,7 +14,7 @@ from splash_core.cost.shares import Shares
 from splash_core.cost.switch import SwitchBytes, switch_bytes, switch_cost
 from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm, CpStorage, may_expand
-from splash_core.layout.layout import RULES, Layout, LayoutRule, Matrix, Projection
+from splash_core.layout.layout import RULES, Layout, Matrix
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.hardware import GPUS, named_gpu
 from splash_core.switch.manifest import SwitchMode
@@ -101,18 +101,12 @@ class TestExchange:
         assert traffic(Layout.DOP, self.load) == Traffic(4, exchange + gather + scatter)
 
     def test_dop_p_exchanges_n_p_v(self) -> None:
-        rule = RULES[Layout.DOP]
-        variant = LayoutRule(
-            layout=rule.layout,
-            projections={**rule.projections, Matrix.KV_B: Projection.REPLICATED},
-            history=rule.history,
-        )
-        plain = traffic(Layout.DOP, self.load).received_bytes
-        shares = Shares.of(variant, self.load, storage=CpStorage.PASS_Q)
-        saved = plain - attention_traffic(V3, BF16, shares).received_bytes
-        assert saved == 4 * (3 / 4) * 128 * ((2 * 512 + 64) - (128 + 64 + 128)) * 2
-        assert may_expand(variant)
-        assert not may_expand(rule)
+        # 320 numbers a head for 1,088.
+        exchange = 4 * (3 / 4) * 128 * (128 + 64 + 128) * 2
+        gather, scatter = 12 * 1536 * 2, 12 * 7168 * 2
+        assert traffic(Layout.DOP_P, self.load) == Traffic(4, exchange + gather + scatter)
+        assert may_expand(RULES[Layout.DOP_P])
+        assert not may_expand(RULES[Layout.DOP])
 
     def test_cp_decode_returns_values_and_lse(self) -> None:
         expected = 12 * 1536 * 2 + 3 * 4 * 128 * (128 * 2 + 4)
@@ -150,16 +144,19 @@ class TestPredict:
             read[layout] = stages.attention_s
         history = 61 * 16 * 4097 * 1152
         assert read[Layout.TP] == history
-        assert read[Layout.DP] == read[Layout.DOP] == read[Layout.CP] == history / 4
+        assert {read[layout] for layout in Layout if layout is not Layout.TP} == {history / 4}
         sharded = free.predict(RULES[Layout.DOP], load, decode=True).projections_s
         replicated = free.predict(RULES[Layout.DP], load, decode=True).projections_s
         assert replicated - sharded == pytest.approx(61 * 328 * 2**20 * 3 / 4)
+        variant = free.predict(RULES[Layout.DOP_P], load, decode=True).projections_s
+        assert variant - sharded == pytest.approx(61 * 32 * 2**20 * 3 / 4)
 
     def test_decode_is_absorbed_and_dop_prefill_too(self) -> None:
         model = cost_model(V3, gpu="h200", dtype="bf16", ranks=8)
         prompt = Load.of([Rows(8192, 0)], num_ranks=8)
         assert model.predict(RULES[Layout.TP], prompt, decode=False).form is AttentionForm.EXPANDED
         assert model.predict(RULES[Layout.DOP], prompt, decode=False).form is AttentionForm.ABSORBED
+        assert model.predict(RULES[Layout.DOP_P], prompt, decode=False).form is AttentionForm.EXPANDED
         step = decode_load(8, 8192, 8)
         assert model.predict(RULES[Layout.TP], step, decode=True).form is AttentionForm.ABSORBED
 
@@ -211,6 +208,10 @@ class TestSwitchCost:
         assert self.moved(Layout.DP, Layout.CP) == SwitchBytes(weights=0, kv=1500 * row)
         assert self.moved(Layout.CP, Layout.DP) == SwitchBytes(weights=0, kv=1500 * row)
         assert self.moved(Layout.DOP, Layout.CP) == SwitchBytes(weights=weights, kv=1500 * row)
+        kv_b = SMOL.heads * (SMOL.nope_dim + SMOL.v_dim) * SMOL.kv_lora_rank * 4 // 2
+        assert self.moved(Layout.DOP, Layout.DOP_P) == SwitchBytes(weights=kv_b, kv=0)
+        assert self.moved(Layout.DOP_P, Layout.DP) == SwitchBytes(weights=weights - kv_b, kv=0)
+        assert self.moved(Layout.DOP_P, Layout.TP) == SwitchBytes(weights=0, kv=3000 * row)
 
     def test_equation_7(self) -> None:
         profile = replace(cost_model().profile, collective_latency_s=0.0, link_bps=1000.0, interference=0.25)

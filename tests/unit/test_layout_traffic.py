@@ -7,7 +7,8 @@ import torch
 
 from splash_core.ids import SeqId
 from splash_core.layout.forms import CpStorage
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.memory import owner_exchange_bytes
 from splash_core.spec.model import ModelSpec
 from tests.support.group import arena_with
 from tests.support.logit_engine import run_plans
@@ -62,21 +63,28 @@ def test_dp_moves_nothing(tiny_v3: Path) -> None:
     assert Step(tiny_v3, Layout.DP).attention_tags() == set()
 
 
-def test_dop_exchange_is_equation_4(tiny_v3: Path) -> None:
-    step = Step(tiny_v3, Layout.DOP)
-    spec, owned = step.spec, B // T
-    exchange = [
-        q + out
-        for q, out in zip(step.bytes("dop.q_to_owners"), step.bytes("dop.out_from_owners"), strict=True)
-    ]
-    per_row = spec.heads * (2 * spec.kv_lora_rank + spec.rope_dim) * FLOAT
-    assert exchange == [owned * per_row * (T - 1) // T] * T
-    assert step.bytes("dop.gather_q") == [(B - owned) * (spec.q_lora_rank or spec.hidden) * FLOAT] * T
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize(("layout", "tag"), [(Layout.DOP, "dop"), (Layout.DOP_P, "dop_p")])
+def test_an_exchange_with_owners_is_equation_4(layout: Layout, tag: str, chunk: int, tiny_v3: Path) -> None:
+    step = Step(tiny_v3, layout, chunk=chunk)
+    spec, rows, owned = step.spec, B * chunk, B * chunk // T
+    others = owned * spec.heads * (T - 1) // T * FLOAT
+    if layout is Layout.DOP:
+        query, answer = spec.kv_lora_rank + spec.rope_dim, spec.kv_lora_rank
+    else:
+        query, answer = spec.nope_dim + spec.rope_dim, spec.v_dim
+    assert step.bytes(f"{tag}.q_to_owners") == [others * query] * T
+    assert step.bytes(f"{tag}.out_from_owners") == [others * answer] * T
+    gathered = (rows - owned) * (spec.q_lora_rank or spec.hidden) * FLOAT
+    assert step.bytes(f"{tag}.gather_q") == [gathered] * T
+    formula = owner_exchange_bytes(spec, RULES[layout], [owned] * T, elem_bytes=FLOAT)
+    assert gathered + others * (query + answer) == formula
+    assert step.bytes(f"{tag}.scatter_out") == [owned * (T - 1) * spec.hidden * FLOAT] * T
     assert step.attention_tags() == {
-        "dop.gather_q",
-        "dop.q_to_owners",
-        "dop.out_from_owners",
-        "dop.scatter_out",
+        f"{tag}.gather_q",
+        f"{tag}.q_to_owners",
+        f"{tag}.out_from_owners",
+        f"{tag}.scatter_out",
     }
 
 

@@ -1,4 +1,4 @@
-"""The four layouts compute what the reference computes: fp32 against transformers, fp64 between layouts."""
+"""All layouts compute what the reference computes: fp32 against transformers, fp64 between layouts."""
 
 from pathlib import Path
 

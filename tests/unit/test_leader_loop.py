@@ -12,7 +12,7 @@ from splash_core.config import GroupSettings
 from splash_core.engine.fake import FakeEngine, fake_token
 from splash_core.errors import ConfigError, GroupFailed, Infeasible, InvariantBroken, SplashError, Unavailable
 from splash_core.ids import RankId, RequestId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.build import GroupBlueprint, draw_blueprint
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.pace import StepPace
@@ -236,6 +236,9 @@ def test_draining_refuses_new_requests_and_waits_for_open_ones(tiny_v3: Path) ->
     [
         ({"ranks": 3, "layout": "TP"}, Infeasible, ("8 heads", "--layout")),
         ({"ranks": 0}, ConfigError, ("--ranks", "at least 1")),
+        ({"layouts": "TP,XP"}, ConfigError, ("'TP,XP'", "TP, CP, DP, DOP")),
+        ({"layouts": "TP,DP", "layout": "CP"}, Infeasible, ("--layout CP", "not among", "--layout TP")),
+        ({"ranks": 3, "layouts": "TP,DOP"}, Infeasible, ("--layouts TP,DOP", "8 heads")),
         ({"kv_bytes": 10}, Infeasible, ("holds no page", "nearest")),
         ({"max_model_len": 10**6}, Infeasible, ("--max-model-len", "nearest")),
         ({"admission_overcommit": 0.5}, ConfigError, ("--admission-overcommit", "at least 1")),
@@ -258,6 +261,16 @@ def test_a_group_whose_heads_do_not_split_starts_in_a_layout_that_fits(tiny_v3: 
     assert blueprint.layout in (Layout.CP, Layout.DP)
     assert set(blueprint.infeasible) == {Layout.TP, Layout.DOP}
     assert set(blueprint.scheduling.layouts) == {Layout.CP, Layout.DP}
+
+
+def test_a_group_runs_the_layouts_that_it_is_told_to_offer(tiny_v3: Path) -> None:
+    fields: dict[str, Any] = {"model": str(tiny_v3), "page_size": 8, "kv_bytes": 1 << 19}
+    few = draw_blueprint(GroupSettings(**fields, layouts="DOP, cp"), Phase.PREFILL)
+    assert few.scheduling.layouts == (Layout.CP, Layout.DOP)
+    assert few.layout is Layout.CP
+    assert few.shown_layouts == STANDARD_LAYOUTS
+    assert few.refusal(Layout.TP) == "TP is not among the group's --layouts"
+    assert draw_blueprint(GroupSettings(**fields), Phase.PREFILL).scheduling.layouts == STANDARD_LAYOUTS
 
 
 def test_kv_bytes_are_room_beside_the_weights(tiny_v3: Path) -> None:

@@ -1,3 +1,4 @@
+import itertools
 import json
 import shutil
 import subprocess
@@ -10,15 +11,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from splash_core.checkpoints.tiny import write_tiny
+from splash_core.dist.comm import RankComms
+from splash_core.dist.inprocess import run_ranks
+from splash_core.engine.engine import RankEngine
 from splash_core.errors import ConfigError
-from splash_core.layout.layout import Matrix
+from splash_core.kv.arena import Arena
+from splash_core.layout.layout import RULES, Layout, Matrix, Projection
 from splash_core.layout.shares import balanced_range
 from splash_core.model.checkpoint import Checkpoint
 from splash_core.model.embedding import embed_partial
 from splash_core.model.logits import logits_partial
 from splash_core.model.shards import MoeShard, RankWeights
 from splash_core.model.weights import load_shard, planned_bytes, read_projection
+from splash_core.spec.model import ModelSpec
 from tests.conftest import TinyFactory
+from tests.support.group import arena_with
 
 CPU = torch.device("cpu")
 
@@ -153,7 +160,7 @@ def test_each_rank_reads_only_its_share_and_reports_it(tiny_v3: Path) -> None:
     total = (tiny_v3 / "model.safetensors").stat().st_size
     calls: list[tuple[int, int]] = []
     with Checkpoint.open(tiny_v3) as checkpoint:
-        planned = planned_bytes(checkpoint, 1, 4, heads=2)
+        planned = planned_bytes(checkpoint, 1, 4, heads=dict.fromkeys(Matrix, 2))
         checkpoint.track(lambda done, of: calls.append((done, of)), planned)
         load_shard(checkpoint, checkpoint.spec, 1, 4, torch.float32, CPU)
         for layer in range(checkpoint.spec.layers):
@@ -163,6 +170,36 @@ def test_each_rank_reads_only_its_share_and_reports_it(tiny_v3: Path) -> None:
     assert calls[-1] == (planned, planned)
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
     assert planned < 0.4 * total
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_an_engine_reads_what_its_layout_keeps_and_foretells_the_bytes(tiny_v3: Path, layout: Layout) -> None:
+    spec = ModelSpec.from_checkpoint(tiny_v3)
+    arena = arena_with(spec, num_ranks=2, page_size=4, elem_bytes=4, ordinary=4)
+
+    def load(comms: RankComms) -> tuple[tuple[int, int], Arena]:
+        calls: list[tuple[int, int]] = []
+        engine = RankEngine.load(
+            tiny_v3,
+            spec=spec,
+            arena=arena,
+            memory=torch.zeros(arena.arena_bytes, dtype=torch.uint8),
+            comms=comms,
+            dtype=torch.float32,
+            layout=layout,
+            progress=lambda done, of: calls.append((done, of)),
+        )
+        return calls[-1], engine.ctx.arena
+
+    with Checkpoint.open(tiny_v3) as checkpoint:
+        for rank, ((done, of), views) in enumerate(run_ranks(2, load)):
+            assert done == of
+            for matrix, owner in itertools.product(Matrix, range(2)):
+                half = spec.heads // 2
+                stored = read_projection(checkpoint, spec, 1, matrix, owner * half, (owner + 1) * half)
+                kept = owner == rank or RULES[layout].projections[matrix] is Projection.REPLICATED
+                shard = views.shard(1, matrix, owner).reshape(stored.shape)
+                assert torch.equal(shard, stored if kept else torch.zeros_like(stored))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])

@@ -6,8 +6,13 @@ import pytest
 
 from splash_core.cost.precision import Precision, named_precision
 from splash_core.ids import PageId, RankId
-from splash_core.layout.layout import Layout, Matrix
-from splash_core.layout.memory import MemoryAccount, attention_buffer_bytes, dop_exchange_bytes, missing_pages
+from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout, Matrix
+from splash_core.layout.memory import (
+    MemoryAccount,
+    attention_buffer_bytes,
+    missing_pages,
+    owner_exchange_bytes,
+)
 from splash_core.layout.slots import ArenaMap
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.model import ModelSpec
@@ -58,11 +63,32 @@ def test_deepseek_v32_row_on_h200_has_788_bytes() -> None:
 def test_weights_are_missing_only_from_sharded_to_replicated() -> None:
     v3 = account(named_spec("deepseek-v3"), named_precision("bf16"), num_ranks=4)
     per_layer = 328 * MIB * 3 // 4
-    for before in Layout:
-        for after in Layout:
+    for before in STANDARD_LAYOUTS:
+        for after in STANDARD_LAYOUTS:
             gathers = before in SHARDED and after in REPLICATED
             assert v3.missing_weights_per_layer(before, after) == (per_layer if gathers else 0)
             assert v3.missing_weights(before, after) == (61 * per_layer if gathers else 0)
+
+
+def test_the_variant_misses_and_saves_matrix_by_matrix() -> None:
+    # A layer of DeepSeek-V3: W_QB 72, KV-B 32, W_O 224 MiB.
+    v3 = account(named_spec("deepseek-v3"), named_precision("bf16"), num_ranks=4)
+    assert v3.weights_bytes(Layout.DOP_P) == 61 * (18 + 32 + 56) * MIB
+    missing = {
+        (before, after): v3.missing_weights_per_layer(before, after) / MIB
+        for before in Layout
+        for after in Layout
+        if Layout.DOP_P in (before, after)
+    }
+    assert {pair for pair, size in missing.items() if size == 24} == {
+        (Layout.TP, Layout.DOP_P),
+        (Layout.DOP, Layout.DOP_P),
+    }
+    assert {pair for pair, size in missing.items() if size == 54 + 168} == {
+        (Layout.DOP_P, Layout.CP),
+        (Layout.DOP_P, Layout.DP),
+    }
+    assert sum(size == 0 for size in missing.values()) == 5
 
 
 def test_missing_pages_are_wanted_less_held() -> None:
@@ -71,13 +97,15 @@ def test_missing_pages_are_wanted_less_held() -> None:
     assert missing_pages(held, wanted, num_ranks=3) == (1, 1, 1)
 
 
-def test_dop_exchange_is_the_busiest_ranks() -> None:
+def test_an_exchange_with_owners_is_the_busiest_ranks() -> None:
     spec = named_spec("deepseek-v3")
-    even = dop_exchange_bytes(spec, [16, 16, 16, 16], elem_bytes=2)
-    assert even == 2 * (16 * 96 * (2 * 512 + 64) + 48 * 1536)
-    skewed = dop_exchange_bytes(spec, [64, 0, 0, 0], elem_bytes=2)
-    assert skewed == 2 * (64 * 96 * (2 * 512 + 64) + 64 * 1536)
-    assert dop_exchange_bytes(spec, [64], elem_bytes=2) == 0
+    for layout, per_head in ((Layout.DOP, 1088), (Layout.DOP_P, 320)):
+        rule = RULES[layout]
+        even = owner_exchange_bytes(spec, rule, [16, 16, 16, 16], elem_bytes=2)
+        assert even == 2 * (16 * 96 * per_head + 48 * 1536)
+        skewed = owner_exchange_bytes(spec, rule, [64, 0, 0, 0], elem_bytes=2)
+        assert skewed == 2 * (64 * 96 * per_head + 64 * 1536)
+        assert owner_exchange_bytes(spec, rule, [64], elem_bytes=2) == 0
 
 
 def test_dop_chunk_on_one_owner_needs_what_the_design_says() -> None:
@@ -109,6 +137,7 @@ def test_the_account_and_the_arena_agree(num_ranks: int) -> None:
     assert v3.page_bytes == arena.slot_bytes
     assert v3.pool_pages(Layout.DP) == len(arena.ordinary)
     assert v3.pool_pages(Layout.DOP) == len(arena.ordinary) + len(arena.borrowed)
+    assert v3.pool_pages(Layout.DOP_P) == arena.num_pages(RULES[Layout.DOP_P].lends)
     assert v3.gap_bytes(Layout.DP) == arena.gap_bytes
     assert v3.gap_bytes(Layout.DOP) == arena.lost_bytes
 
@@ -116,11 +145,11 @@ def test_the_account_and_the_arena_agree(num_ranks: int) -> None:
 def test_capacity_and_context_follow_the_history_rule() -> None:
     v3 = account(named_spec("deepseek-v3"), named_precision("bf16"))
     pool = {layout: v3.pool_pages(layout) * 64 for layout in Layout}
-    assert pool[Layout.TP] == pool[Layout.DOP] > pool[Layout.DP] == pool[Layout.CP]
+    assert pool[Layout.TP] == pool[Layout.DOP] > pool[Layout.DOP_P] > pool[Layout.DP] == pool[Layout.CP]
     assert v3.distinct_tokens(Layout.TP) == pool[Layout.TP]
-    for layout in (Layout.CP, Layout.DP, Layout.DOP):
+    for layout in (Layout.CP, Layout.DP, Layout.DOP, Layout.DOP_P):
         assert v3.distinct_tokens(layout) == 8 * pool[layout]
-    for layout in (Layout.TP, Layout.DP, Layout.DOP):
+    for layout in (Layout.TP, Layout.DP, Layout.DOP, Layout.DOP_P):
         assert v3.longest_context(layout) == pool[layout]
     assert v3.longest_context(Layout.CP) == 8 * pool[Layout.CP]
 

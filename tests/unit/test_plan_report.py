@@ -13,7 +13,7 @@ from splash_core.cost.footprint import Deployment, ModelBytes, memory_account
 from splash_core.cost.precision import named_precision
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.layout.catalog import FeasibleLayout, catalog_of_memory
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout, Matrix
 from splash_core.policy.plan import PlanReport, build_plan
 from splash_core.policy.regimes import BATCHES, CONTEXTS, Group, regime_map
 from splash_core.policy.snapshot import Phase
@@ -114,7 +114,7 @@ class TestPaperFigures:
     def test_v32_pools_on_h200(self, v32: PlanReport) -> None:
         # Appendix B.1, per rank; these are projections of the paper, not measurements.
         paper = {Layout.TP: 1_000_832, Layout.DP: 686_144, Layout.CP: 724_736, Layout.DOP: 948_352}
-        pool = {layout: v32.account.pool_pages(layout) * 64 for layout in Layout}
+        pool = {layout: v32.account.pool_pages(layout) * 64 for layout in STANDARD_LAYOUTS}
         for layout, tokens in paper.items():
             assert pool[layout] == pytest.approx(tokens, rel=0.16)
         assert pool[Layout.DOP] / pool[Layout.DP] == pytest.approx(948_352 / 686_144, rel=0.03)
@@ -161,7 +161,7 @@ class TestRegimes:
         group = Group(num_ranks=2, page_size=16, chunk_tokens=256, pools=pools(tokens=1024))
         cells = regime_map(cost_model(), group, Phase.PREFILL, batches=(1,), contexts=(1024, 2048, 4096))
         # Stripes hold twice what one rank does.
-        assert [set(cell.tokens_per_s) for cell in cells] == [set(Layout), {Layout.CP}, set()]
+        assert [set(cell.tokens_per_s) for cell in cells] == [set(STANDARD_LAYOUTS), {Layout.CP}, set()]
         assert [cell.best for cell in cells][1:] == [Layout.CP, None]
 
 
@@ -170,6 +170,7 @@ class TestReport:
         value = json.loads(json.dumps(v32.to_json(), allow_nan=False))
         assert {"model", "gpu", "ranks", "layouts", "projection_bytes_per_layer", "switches"} <= set(value)
         assert set(value["layouts"]) == {"TP", "CP", "DP", "DOP"}
+        assert len(value["switches"]) == 12
         for entry in value["layouts"].values():
             assert {"weights_bytes", "pool_tokens_per_rank", "distinct_tokens", "longest_context"} <= set(
                 entry
@@ -183,6 +184,24 @@ class TestReport:
         verdicts = catalog_of_memory(account)
         for layout in (Layout.CP, Layout.DP):
             assert isinstance(verdicts[layout], FeasibleLayout)
+
+    def test_layouts_can_be_chosen_and_the_variant_too(self, v32: PlanReport) -> None:
+        paper = deployment("h200", ranks=8, fraction=0.9, dtype="fp8")
+        chosen = (Layout.DP, Layout.DOP, Layout.DOP_P)
+        report = build_plan(named_spec("deepseek-v3.2"), named_gpu("h200"), paper, chosen)
+        value = report.to_json()
+        assert tuple(value["layouts"]) == chosen
+        assert value["layouts"]["DOP"] == v32.to_json()["layouts"]["DOP"]
+        dp, dop, variant = (value["layouts"][name]["distinct_tokens"] for name in ("DP", "DOP", "DOP-P"))
+        assert dp < variant < dop
+        gathered = {(row["from"], row["to"]): row["weight_bytes_per_layer"] for row in value["switches"]}
+        assert len(gathered) == 6
+        kv_b = report.account.projection_bytes[Matrix.KV_B] * 7 // 8
+        assert gathered["DOP", "DOP-P"] == kv_b
+        assert gathered["DOP-P", "DP"] == gathered["DOP", "DP"] - kv_b
+        assert gathered["DP", "DOP-P"] == gathered["DOP-P", "DOP"] == 0
+        cells = [cell for cells in report.regimes.values() for cell in cells]
+        assert {cell.best for cell in cells} <= {*chosen, None}
 
     def test_odd_ranks_leave_dp_and_cp(self) -> None:
         value = plan("glm-4.7-flash", gpu="h200", ranks=8, fraction=0.85, dtype="bf16").to_json()
@@ -246,6 +265,7 @@ class TestCommand:
             (["--model", "deepseek-v3", "--ranks", "8", "--gpu", "tpu"], 2, "b200"),
             (["--model", "deepseek-v3", "--ranks", "8", "--fraction", "1.5"], 2, "--fraction"),
             (["--model", "deepseek-v3", "--ranks", "8", "--dtype", "int4"], 2, "fp8"),
+            (["--model", "deepseek-v3", "--ranks", "8", "--layouts", "TP,EP"], 2, "TP, CP, DP, DOP"),
             (["--model", "deepseek-v3", "--ranks", "0"], 2, "--ranks"),
         ],
     )

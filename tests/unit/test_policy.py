@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from splash_core.errors import ConfigError
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig, PolicySet, load_policy, parse_policy
 from splash_core.policy.decision import Cause, Decision, Verdict
 from splash_core.policy.log import DecisionLog
@@ -45,8 +45,8 @@ class TestFollowsTheLoad:
     @pytest.mark.parametrize(
         ("phase", "start"),
         # From TP, a prefill group gains less than the margin by going to DP and back.
-        [(Phase.DECODE, layout) for layout in Layout]
-        + [(Phase.PREFILL, layout) for layout in Layout if layout is not Layout.TP],
+        [(Phase.DECODE, layout) for layout in STANDARD_LAYOUTS]
+        + [(Phase.PREFILL, layout) for layout in STANDARD_LAYOUTS if layout is not Layout.TP],
     )
     def test_sixteen_short_then_one_long(self, phase: Phase, start: Layout) -> None:
         many, one = (SHORT, LONG) if phase is Phase.DECODE else (prompts(16, 60), prompts(1, 1500))
@@ -61,7 +61,7 @@ class TestFollowsTheLoad:
         switches = [decision for decision in decisions if decision.switches]
         assert switches
         assert all(later.time_s - sooner.time_s >= 10 for sooner, later in pairwise(switches))
-        assert all(set(decision.predicted_ms) == set(Layout) for decision in decisions)
+        assert all(set(decision.predicted_ms) == set(STANDARD_LAYOUTS) for decision in decisions)
         assert decisions[29].layout_to is Layout.DP
         assert decisions[59].layout_to is Layout.TP
 

@@ -6,7 +6,7 @@ Time is what the cost model predicts for the demo model on the CPU profile, so t
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.decision import Cause, Decision, Verdict
 from splash_core.policy.state import PolicyState
@@ -54,7 +54,9 @@ class Pilot:
 
 def group_of(ordinary: int, layout: Layout = Layout.DP) -> ToyGroup:
     arena = arena_of(num_ranks=2, ordinary=ordinary, borrowed=8, page_size=16)
-    return ToyGroup(role=Role.COMBINED, layout=layout, arena=arena, chunk_tokens=256)
+    return ToyGroup(
+        role=Role.COMBINED, layout=layout, arena=arena, chunk_tokens=256, layouts=STANDARD_LAYOUTS
+    )
 
 
 def greedy(max_tokens: int) -> SamplingParams:

@@ -35,7 +35,7 @@ def test_pairs_are_causal() -> None:
 @pytest.mark.parametrize("layout", list(Layout))
 def test_long_chunks_expand_where_the_heads_are_at_the_history(layout: Layout) -> None:
     form = choose_form(V3, RULES[layout], [ChunkShape(0, 4096), ChunkShape(9000, 1)])
-    assert may_expand(RULES[layout]) == (layout != Layout.DOP)
+    assert may_expand(RULES[layout]) == (layout is not Layout.DOP)
     assert form == (AttentionForm.EXPANDED if layout != Layout.DOP else AttentionForm.ABSORBED)
 
 

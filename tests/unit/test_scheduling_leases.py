@@ -4,7 +4,7 @@ import pytest
 
 from splash_core.errors import Conflict, InvalidRequest
 from splash_core.ids import LeaseId, RankId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import RULES, Layout
 from splash_core.scheduling.events import FinishedEvent, FinishReason, TokenEvent
 from splash_core.scheduling.leases import LeaseState
 from splash_core.scheduling.roles import Role
@@ -311,7 +311,7 @@ def test_a_decode_group_is_not_a_prefill_group() -> None:
         group.reserve([1], output(0))
 
 
-@pytest.mark.parametrize("layout", [Layout.DOP, Layout.TP])
+@pytest.mark.parametrize("layout", [Layout.DOP, Layout.TP, Layout.DOP_P])
 def test_running_pages_make_way_for_a_landing_where_borrowed_slots_are_free(layout: Layout) -> None:
     group = decode_group(
         layout, arena=arena_of(num_ranks=2, ordinary=6, borrowed=12), layouts=(layout, Layout.DP)
@@ -330,7 +330,8 @@ def test_running_pages_make_way_for_a_landing_where_borrowed_slots_are_free(layo
     manifest = group.plan.manifest
     assert manifest is not None
     assert manifest.layout_from == manifest.layout_to == layout
-    assert all(move.src == move.dst and move.dst_slot in group.arena.borrowed for move in manifest.moves)
+    lent = {slot for matrix in RULES[layout].lends for slot in group.arena.lenders[matrix]}
+    assert all(move.src == move.dst and move.dst_slot in lent for move in manifest.moves)
     group.end()
     late = group.reserve([1, 2, 3, 4, 5], output(5))
     assert late is not None

@@ -36,7 +36,7 @@ def group(tiny_checkpoint: TinyFactory) -> Iterator[Group]:
 def _draw(
     group: Group, layout: Layout, *, mates: int = 0, chunk: int = 64, switches: tuple[Layout, ...] = ()
 ) -> list[int]:
-    group.reset(layout, SchedulerConfig(role=Role.COMBINED, chunk_tokens=chunk))
+    group.reset(layout, SchedulerConfig(role=Role.COMBINED, layouts=tuple(Layout), chunk_tokens=chunk))
     for mate in range(mates):
         params = SamplingParams(temperature=1.0, seed=mate, max_tokens=5 + mate)
         group.scheduler.add(RequestId(f"mate-{mate}"), (mate + 3,) * (mate + 1), params)
@@ -70,7 +70,7 @@ def test_same_tokens_in_every_layout_and_batch(group: Group, alone: list[int], l
 
 
 def test_same_tokens_across_switches(group: Group, alone: list[int]) -> None:
-    around = (Layout.CP, Layout.DOP, Layout.DP, Layout.TP)
+    around = (Layout.CP, Layout.DOP_P, Layout.DP, Layout.TP)
     assert _draw(group, Layout.TP, mates=3, switches=around) == alone
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from services.options import settings_command
 from splash_core.config import (
     LAYOUTS,
+    STANDARD_LAYOUTS,
     AdminSettings,
     GroupSettings,
     RouterSettings,
@@ -20,6 +21,7 @@ from splash_core.config import (
     state_home,
 )
 from splash_core.errors import ConfigError
+from splash_core.layout import layout
 from splash_core.layout.layout import Layout
 from splash_core.settings_base import as_flags, parse_size
 
@@ -131,3 +133,4 @@ def test_state_and_cache_folders_follow_xdg(tmp_path: Path) -> None:
 
 def test_settings_name_every_layout_and_no_other() -> None:
     assert tuple(Layout) == LAYOUTS
+    assert layout.STANDARD_LAYOUTS == STANDARD_LAYOUTS

@@ -54,7 +54,7 @@ def test_deepseek_v3_loses_the_gap_that_the_design_states() -> None:
         named_spec("deepseek-v3"), num_ranks=8, page_size=64, elem_bytes=2, arena_bytes=80 * GIB
     )
     assert arena.gap_bytes / 1e9 == pytest.approx(0.4, abs=0.05)
-    assert arena.gather_bytes_per_layer == 328 * MIB * 7 // 8
+    assert arena.gather_bytes_per_layer(tuple(Matrix)) == 328 * MIB * 7 // 8
     assert arena.layer_slice_bytes == 64 * 576 * 2
 
 
@@ -85,6 +85,10 @@ def test_places_are_aligned_disjoint_and_lowest(
         assert list(place.borrowed) == inside
         end = place.end
     assert arena.borrowed == tuple(slot for place in arena.places.values() for slot in place.borrowed)
+    for matrix, slots in arena.lenders.items():
+        places = [place for place in arena.places.values() if place.matrix is matrix]
+        assert slots == tuple(slot for place in places for slot in place.borrowed)
+        assert arena.num_pages(frozenset({matrix})) == len(arena.ordinary) + len(slots)
     assert arena.ordinary[0] * slot >= end > (arena.ordinary[0] - 1) * slot
     assert arena.ordinary == tuple(range(arena.ordinary[0], arena.num_slots))
     assert not set(arena.ordinary) & set(arena.borrowed)
@@ -96,7 +100,7 @@ def test_places_are_aligned_disjoint_and_lowest(
 def test_heads_that_do_not_divide_borrow_nothing() -> None:
     arena = build(tiny_spec(heads=5), num_ranks=2)
     assert arena.borrowed == ()
-    assert arena.gather_bytes_per_layer == 0
+    assert arena.gather_bytes_per_layer(tuple(Matrix)) == 0
 
 
 def test_one_rank_owns_everything() -> None:

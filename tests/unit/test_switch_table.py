@@ -8,12 +8,12 @@ from itertools import permutations
 import pytest
 
 from splash_core.ids import Epoch, PageId, RankId
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout, Matrix
 from splash_core.layout.memory import missing_pages
 from splash_core.layout.ownership import PageTable, wanted_ranks
 from splash_core.switch.manifest import Primitive, Refusal, SwitchManifest
 from splash_core.switch.planner import plan_switch
-from tests.support.manifest_simulator import LAYER_BYTES, ArenaSimulator, toy_arena
+from tests.support.manifest_simulator import LAYER_BYTES, MATRIX_BYTES, ArenaSimulator, toy_arena
 
 KEEP, DISCARD, GATHER, EXCHANGE = (
     Primitive.KEEP,
@@ -21,7 +21,8 @@ KEEP, DISCARD, GATHER, EXCHANGE = (
     Primitive.ALL_GATHER,
     Primitive.ALL_TO_ALL,
 )
-TP, CP, DP, DOP = Layout.TP, Layout.CP, Layout.DP, Layout.DOP
+EVERY = frozenset(Matrix)
+TP, CP, DP, DOP, DOP_P = Layout
 
 DESIGN_TABLE = {
     (TP, DP): (GATHER, DISCARD),
@@ -37,6 +38,17 @@ DESIGN_TABLE = {
     (DOP, DP): (GATHER, KEEP),
     (DOP, CP): (GATHER, EXCHANGE),
 }
+VARIANT_TABLE = {
+    (TP, DOP_P): ((GATHER, DISCARD), {Matrix.KV_B}),
+    (CP, DOP_P): ((DISCARD, EXCHANGE), set()),
+    (DP, DOP_P): ((DISCARD, KEEP), set()),
+    (DOP, DOP_P): ((GATHER, KEEP), {Matrix.KV_B}),
+    (DOP_P, TP): ((DISCARD, GATHER), set()),
+    (DOP_P, CP): ((GATHER, EXCHANGE), {Matrix.Q_B, Matrix.O}),
+    (DOP_P, DP): ((GATHER, KEEP), {Matrix.Q_B, Matrix.O}),
+    (DOP_P, DOP): ((DISCARD, KEEP), set()),
+}
+"""Primitives of weights and KV, and which matrices are gathered."""
 REQUEST_PAGES = (5, 1, 8, 3, 4, 7)
 STAGING = 4 * LAYER_BYTES * 3
 
@@ -55,7 +67,7 @@ def group(
         )
         pages: list[PageId] = []
         for index in range(length):
-            page = table.new_page(placement.ranks_of_page(index), allow_borrowed=RULES[layout].borrows)
+            page = table.new_page(placement.ranks_of_page(index), lent=RULES[layout].lends)
             assert page is not None
             pages.append(page)
         requests.append(pages)
@@ -83,14 +95,13 @@ def plan(
         layout_from=before,
         layout_to=after,
         epoch=Epoch(1),
-        weight_bytes_per_layer=1000,
         staging_bytes=STAGING,
     )
 
 
 def derived(num_ranks: int) -> dict[tuple[Layout, Layout], tuple[Primitive, Primitive]]:
     table: dict[tuple[Layout, Layout], tuple[Primitive, Primitive]] = {}
-    for before, after in permutations(Layout, 2):
+    for before, after in permutations(STANDARD_LAYOUTS, 2):
         pages, requests = group(before, num_ranks=num_ranks)
         manifest = plan(pages, wishes(after, requests, num_ranks=num_ranks), before, after)
         assert isinstance(manifest, SwitchManifest)
@@ -106,6 +117,37 @@ def test_the_twelve_switches_come_out_as_designed(num_ranks: int) -> None:
     assert sum(weights is GATHER for weights, _ in pairs) == 4
     assert sum(kv in {GATHER, EXCHANGE} for _, kv in pairs) == 7
     assert sum(not {GATHER, EXCHANGE} & set(pair) for pair in pairs) == 2
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(("before", "after"), list(VARIANT_TABLE))
+def test_a_variant_gathers_only_the_matrices_that_become_replicated(
+    before: Layout, after: Layout, num_ranks: int
+) -> None:
+    table, requests = group(before, num_ranks=num_ranks)
+    manifest = plan(table, wishes(after, requests, num_ranks=num_ranks), before, after)
+    assert isinstance(manifest, SwitchManifest)
+    primitives, gathered = VARIANT_TABLE[before, after]
+    assert (manifest.weights, manifest.kv) == primitives
+    assert set(manifest.gathered) == gathered
+    assert manifest.weight_bytes_per_layer == sum(MATRIX_BYTES[matrix] for matrix in gathered)
+
+
+def test_only_the_slots_of_replicated_matrices_are_cleared() -> None:
+    table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=6, borrowed=9))
+    lenders = table.arena.lenders
+    for _ in range(15):
+        assert table.new_page([RankId(0)], lent=RULES[DOP].lends) is not None
+    for page in table.pages[:6]:
+        table.release(page)
+    manifest = plan(table, {}, DOP, DOP_P)
+    assert isinstance(manifest, SwitchManifest)
+    assert {move.src_slot for move in manifest.moves} == set(lenders[Matrix.KV_B])
+    assert {move.dst_slot for move in manifest.moves} < set(table.arena.ordinary)
+    table.apply(manifest)
+    rest = plan(table, {}, DOP_P, DP)
+    assert isinstance(rest, Refusal)
+    assert (rest.needed_slots, rest.free_slots) == (6, 3)
 
 
 def test_one_rank_has_nothing_to_supply() -> None:
@@ -158,7 +200,7 @@ def test_a_group_without_requests_moves_no_page(layout: Layout) -> None:
 def test_a_full_decoupled_group_is_refused_with_the_numbers() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=3, borrowed=8))
     for _ in range(10):
-        assert table.new_page([RankId(1)], allow_borrowed=True) is not None
+        assert table.new_page([RankId(1)], lent=EVERY) is not None
     rows = [table.row(page) for page in table.pages]
     refusal = plan(table, {}, DOP, DP)
     assert isinstance(refusal, Refusal)
@@ -170,7 +212,7 @@ def test_a_full_decoupled_group_is_refused_with_the_numbers() -> None:
 
 def test_evacuation_is_local_and_costs_no_network_bytes() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=4, borrowed=8))
-    pages = [table.new_page([RankId(0)], allow_borrowed=True) for _ in range(7)]
+    pages = [table.new_page([RankId(0)], lent=EVERY) for _ in range(7)]
     for page in pages[:3]:
         assert page is not None
         table.release(page)
@@ -189,7 +231,7 @@ def test_evacuation_is_local_and_costs_no_network_bytes() -> None:
 
 def test_a_pinned_page_under_weights_refuses_the_switch() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=1, borrowed=8))
-    first, second = (table.new_page([RankId(0)], allow_borrowed=True) for _ in range(2))
+    first, second = (table.new_page([RankId(0)], lent=EVERY) for _ in range(2))
     assert first is not None
     assert second is not None
     table.release(first)
@@ -203,7 +245,7 @@ def test_a_pinned_page_under_weights_refuses_the_switch() -> None:
 
 def test_staging_below_one_page_refuses_an_evacuation() -> None:
     table = PageTable(toy_arena(num_ranks=2, num_layers=3, ordinary=1, borrowed=8))
-    first, _ = (table.new_page([RankId(0)], allow_borrowed=True) for _ in range(2))
+    first, _ = (table.new_page([RankId(0)], lent=EVERY) for _ in range(2))
     assert first is not None
     table.release(first)
     refusal = plan_switch(
@@ -212,7 +254,6 @@ def test_staging_below_one_page_refuses_an_evacuation() -> None:
         layout_from=DOP,
         layout_to=DP,
         epoch=Epoch(1),
-        weight_bytes_per_layer=0,
         staging_bytes=3 * LAYER_BYTES - 1,
     )
     assert isinstance(refusal, Refusal)
