@@ -118,6 +118,10 @@ class RankEngine:
         )
         return cls(ctx, comms, layout)
 
+    def mover(self) -> StateMover:
+        """What moves this rank's state; benchmarks use it by itself."""
+        return StateMover(self.ctx.arena, self._comms.transfer)
+
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan; a failure leaves the rank unusable and is to end the group."""
@@ -151,7 +155,7 @@ class RankEngine:
         )
 
     def _begin_switch(self, plan: StepPlan) -> tuple[SwitchExecution | None, StateMover]:
-        mover = StateMover(self.ctx.arena, self._comms.transfer)
+        mover = self.mover()
         manifest = plan.manifest
         expected = self._epoch if manifest is None else manifest.epoch
         layout = self._layout if manifest is None else manifest.layout_to
@@ -170,8 +174,7 @@ class RankEngine:
     def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
         if plan.precopy is None:
             return None
-        mover = StateMover(self.ctx.arena, self._comms.transfer)
-        return PrecopyExecution(plan.precopy, mover=mover, arena=self.ctx.arena)
+        return PrecopyExecution(plan.precopy, mover=self.mover(), arena=self.ctx.arena)
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None
