@@ -17,7 +17,6 @@ from services.bench.settings import PrimitivesSettings, directions_of, layouts_o
 from services.bench.sizing import Demand
 from services.bench.spmd import RankHost
 from splash_core.cost.switch import kv_primitive
-from splash_core.engine.switching import StateMover
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import RULES, Layout
 from splash_core.switch.manifest import Primitive, SwitchManifest
@@ -52,7 +51,7 @@ class _Primitives:
         self._settings = settings
         self._comm = rig.host.comms.transfer
         self._arena = rig.engine.ctx.arena
-        self._mover = StateMover(self._arena, self._comm)
+        self._mover = rig.engine.mover
 
     def weights(self, direction: Direction) -> None:
         """The gather of one layer's projection shards, where the direction needs one."""

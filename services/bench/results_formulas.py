@@ -53,8 +53,8 @@ request runs one row, and
     ready      = p50 of the ITL of the ordinary steps in the new layout right after the switch
     before     = p50 of the ITL of the ordinary steps in the old layout right before it
     exposed    = p50 (p95) of (ITL of the switching step − ready of the same window)
-    ahead      = ordinary steps beside which state was copied ahead, and p50 of
-                 (p50 of their ITL / before of the same window − 1)
+    ahead      = bytes that a rank received ahead of the switching step, beside so many ordinary steps, and
+                 p50 of (p50 of their ITL / before of the same window − 1)
 """
 
 CAPACITY = """### Capacity

@@ -50,6 +50,18 @@ class TimedStep:
     """Of a switch, by the rank that received most."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """Steps of the group in a row."""
+
+    ms: tuple[float, ...]
+    """From the end of each step to the end of the next; the first from a common start."""
+    moved_bytes: int
+    """By manifests, on the rank that received most."""
+    ahead_bytes: int
+    """Copied ahead, on the rank that received most."""
+
+
 class Rig:
     """See the module.
 
@@ -123,24 +135,21 @@ class Rig:
         timing = self._timer.time(self.host.comms.compute, lambda: results.append(self.runner.step(plan)))
         return self._slowest(timing, results[0].switch_bytes_received)
 
-    def intervals(self, plans: Sequence[StepPlan]) -> tuple[list[float], int]:
-        """Execute plans one after the other, as in service.
-
-        Returns:
-            Milliseconds from the end of each step to the end of the next (the first from a common start),
-            the slowest rank's, and bytes that the switches among them brought, the fullest rank's.
-        """
+    def intervals(self, plans: Sequence[StepPlan]) -> Intervals:
+        """Execute plans one after the other, as in service; the slowest rank of each figure."""
         comm = self.host.comms.compute
         self.clock.catch_up()
         comm.barrier()
-        ends, received = [time.perf_counter()], 0
+        ends, moved, ahead = [time.perf_counter()], 0, 0
         for plan in plans:
-            received += self.runner.step(plan).switch_bytes_received
+            result = self.runner.step(plan)
             ends.append(time.perf_counter())
+            moved += result.switch_bytes_received
+            ahead += result.precopy_bytes_received
         self.clock.catch_up()
-        mine = [(end - begin) * 1e3 for begin, end in pairwise(ends)]
-        *slowest, most = (max(c) for c in zip(*self.host.gather([*mine, float(received)]), strict=True))
-        return slowest, int(most)
+        mine = [float(moved), float(ahead), *((end - begin) * 1e3 for begin, end in pairwise(ends))]
+        worst = [max(column) for column in zip(*self.host.gather(mine), strict=True)]
+        return Intervals(ms=tuple(worst[2:]), moved_bytes=int(worst[0]), ahead_bytes=int(worst[1]))
 
     def even_rows(self, total: int) -> Mapping[SeqId, int]:
         """`total` rows over all requests in place, counts differing by at most one."""

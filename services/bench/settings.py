@@ -75,6 +75,9 @@ class SwitchSettings(BenchSettings):
     modes: str = setting("blocking,overlapped", f"Of {', '.join(SwitchMode)}; ready is always measured.")
     reps: int = setting(15, "Repetitions of each direction, paired and interleaved.")
     ordinary: int = setting(8, "Decode steps on either side of a switching step.")
+    precopy_bytes_per_step: int = setting(
+        STAGING_BYTES, "Most that a rank receives beside an ordinary decode step (precopied).", unit="bytes"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,8 +142,7 @@ class _Sweep:
         # One step more in front: its interval begins at a common start, not at the end of a step.
         skipped = settings.warmup + 1
         plans = [rig.group.step(rows, sampled=rig.group.seqs) for _ in range(skipped + settings.steps)]
-        intervals, _ = rig.intervals(plans)
-        step_ms = median(intervals[skipped:])
+        step_ms = median(rig.intervals(plans).ms[skipped:])
         return {"tokens_per_s": len(rows) / step_ms * 1e3, "step_ms_p50": step_ms, "steps": settings.steps}
 
 

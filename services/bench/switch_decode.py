@@ -45,6 +45,7 @@ class DecodeSwitches:
                 layouts=tuple(demand.layouts),
                 max_running=demand.batch,
                 staging_bytes=settings.staging_bytes,
+                precopy_bytes_per_step=settings.precopy_bytes_per_step,
             ),
         )
         self._cell: tuple[int, int] = (0, 0)
@@ -108,15 +109,16 @@ class DecodeSwitches:
             raise
         plan_ms = (time.perf_counter() - began) * 1e3
         after = self._group.steps(self._ordinary)
-        intervals, received = self._rig.intervals([*before, *switch.ahead, switch.switching, *after])
+        run = self._rig.intervals([*before, *switch.ahead, switch.switching, *after])
         at = len(before) + len(switch.ahead)
         return Window(
-            before=tuple(intervals[1 : len(before)]),
-            ahead=tuple(intervals[len(before) : at]),
-            switching=intervals[at],
-            after=tuple(intervals[at + 1 :]),
+            before=run.ms[1 : len(before)],
+            ahead=run.ms[len(before) : at],
+            switching=run.ms[at],
+            after=run.ms[at + 1 :],
             mode=switch.switching.mode,
-            received_bytes=received,
+            received_bytes=run.moved_bytes,
+            ahead_bytes=run.ahead_bytes,
             plan_ms=plan_ms,
         )
 

@@ -57,6 +57,9 @@ class Window:
     mode: SwitchMode
     """In which the switching step was executed: another than asked for where the scheduler fell back."""
     received_bytes: int
+    """In the switching step."""
+    ahead_bytes: int
+    """In the ordinary steps before it."""
     plan_ms: float
 
 
@@ -119,6 +122,7 @@ def window_fields(windows: Sequence[Window]) -> dict[str, Any]:
     if not copying:
         return fields
     return fields | {
+        "ahead_bytes_per_rank": max(window.ahead_bytes for window in windows),
         "ahead_steps": max(len(ahead) for ahead, _ in copying),
         "ahead_ms_p50": median([median(ahead) for ahead, _ in copying]),
         "ahead_slowdown": median([median(ahead) / one - 1.0 for ahead, one in copying]),

@@ -79,4 +79,5 @@ def _parts(row: Row) -> str:
 def _ahead(row: Row) -> str:
     if "ahead_steps" not in row:
         return "nothing"
-    return f"{row['ahead_steps']} steps, {row['ahead_slowdown']:+.1%}"
+    size = format_bytes(row["ahead_bytes_per_rank"])
+    return f"{size} in {row['ahead_steps']} steps, {row['ahead_slowdown']:+.1%}"

@@ -88,13 +88,21 @@ def test_decode_tables_tell_what_was_copied_ahead() -> None:
         "bytes_per_rank": 0,
         "reps": 5,
     }
-    ahead = {"ahead_steps": 40, "ahead_ms_p50": 13.5, "ahead_slowdown": 0.04, "executed_as": "precopied"}
+    ahead = {
+        "ahead_bytes_per_rank": 3 << 30,
+        "ahead_steps": 40,
+        "ahead_ms_p50": 13.5,
+        "ahead_slowdown": 0.04,
+        "executed_as": "precopied",
+    }
     rows = [
         switch_row("TP", "DP", "precopied", **decode | ahead),
         switch_row("CP", "TP", "precopied", **decode | {"executed_as": "overlapped"}),
     ]
     lines = page([document("switch", rows)]).splitlines()
-    assert "| TP → DP | 12.00 |  | 0 B | 13.00 | 3.00 (4.00) | 25.00% | 40 steps, +4.0% |" in lines
+    assert (
+        "| TP → DP | 12.00 |  | 0 B | 13.00 | 3.00 (4.00) | 25.00% | 3.00 GiB in 40 steps, +4.0% |" in lines
+    )
     assert "| CP → TP | 12.00 |  | 0 B | 13.00 | 3.00 (4.00), as overlapped | 25.00% | nothing |" in lines
 
 
