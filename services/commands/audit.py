@@ -21,7 +21,7 @@ def audit(admin: Admin = None, admin_key_file: KeyFile = None, json: Json = Fals
         lines.append(f"{group['phase']:8} {group['group']} {group['layout']} epoch {group['layout_epoch']}")
         lines += [
             f"  rank {rank['rank']}: {rank['slots']} slots, {rank['free']} free, {rank['weights']} weights, "
-            f"{rank['kv']} kv, {rank['quarantined']} quarantined"
+            f"{rank['kv']} kv, {rank['quarantined']} quarantined, {rank['precopied']} precopied"
             for rank in group["ranks"]
         ]
         lines += [

@@ -6,6 +6,7 @@ import typer
 
 from services.admin_client import AdminClient, connect, emit
 from splash_core.layout.layout import Layout
+from splash_core.switch.manifest import SwitchMode
 from splash_core.units import format_bytes
 
 app = typer.Typer(no_args_is_help=True, help="See and steer layouts.")
@@ -37,11 +38,13 @@ def _switch_text(answer: dict[str, object]) -> str:
             if answer.get("pinned")
             else "unpinned"
         )
-    size = format_bytes(float(str(answer.get("bytes", 0))))
-    return (
+    size, ahead = (format_bytes(float(str(answer.get(name, 0)))) for name in ("bytes", "precopied_bytes"))
+    moved = f"{size} moved after {ahead} copied ahead" if answer.get("precopied_bytes") else f"{size} moved"
+    text = (
         f"{answer['group']}: {answer['from']} → {answer['to']} ({answer.get('mode') or 'no move'}), epoch "
-        f"{answer['layout_epoch']}, {size} moved, {float(str(answer.get('exposed_ms', 0))):.1f} ms exposed"
+        f"{answer['layout_epoch']}, {moved}, {float(str(answer.get('exposed_ms', 0))):.1f} ms exposed"
     )
+    return f"{text}\nnot precopied: {answer['fallback']}" if answer.get("fallback") else text
 
 
 @app.command("get")
@@ -66,7 +69,8 @@ def set_layout(
     target: Target,
     layout: LayoutName,
     mode: Annotated[
-        str | None, typer.Option(help="blocking or overlapped; default: the scheduler's choice.")
+        str | None,
+        typer.Option(help=f"{', '.join(SwitchMode)}; default: the scheduler's choice."),
     ] = None,
     hold_s: Annotated[
         float | None,

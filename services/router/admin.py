@@ -122,6 +122,8 @@ class Admin:
                 "mode": result.mode,
                 "exposed_ms": result.exposed_ms,
                 "bytes": result.bytes,
+                "precopied_bytes": result.precopied_bytes,
+                "fallback": result.fallback or None,
             }
         )
 
@@ -234,6 +236,7 @@ def _audit_entry(audit: control_pb2.GroupAudit) -> dict[str, Any]:
                 "weights": rank.weights,
                 "kv": rank.kv,
                 "quarantined": rank.quarantined,
+                "precopied": rank.precopied,
             }
             for rank in audit.ranks
         ],

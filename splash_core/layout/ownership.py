@@ -2,7 +2,8 @@
 
 Ownership is stored per page, as one copy per holding rank, so layouts, striping, per-request owner sets
 and shared prefixes are all the same table. Invariant (`check_integrity`): no slot has two users, no page
-has two copies on a rank, and used slots are exactly the copies of live pages.
+has two copies on a rank, and used slots are exactly the copies of live pages and
+the copies that a switch has made ahead of itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,22 +11,14 @@ from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.ahead import CopiesAhead
 from splash_core.layout.change import OwnershipChange
 from splash_core.layout.layout import KvPlacement, Matrices
-from splash_core.layout.pages import SlotPool
+from splash_core.layout.pages import PageCopy, SlotPool
 from splash_core.layout.slots import ArenaMap
 
 NO_SLOT = -1
 """In a row: the rank has no copy of the page."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageCopy:
-    """One copy of a page. It is stale once the slot's generation has moved on."""
-
-    rank: RankId
-    slot: SlotId
-    generation: int
 
 
 @dataclass(slots=True)
@@ -43,6 +36,8 @@ class PageTable:
         self.pools: tuple[SlotPool, ...] = tuple(
             SlotPool(ordinary=arena.ordinary, borrowed=arena.lenders) for _ in range(arena.num_ranks)
         )
+        self.ahead = CopiesAhead(self.pools)
+        """Copies that no row shows yet."""
         self._pages: dict[PageId, _Page] = {}
         self._users: dict[tuple[RankId, SlotId], PageId] = {}
         self._next_page = 0
@@ -102,8 +97,11 @@ class PageTable:
 
     def is_current(self, copy: PageCopy) -> bool:
         """True while the slot still holds what it held when `copy` was made."""
-        pool = self.pools[copy.rank]
-        return pool.is_used(copy.slot) and pool.generation(copy.slot) == copy.generation
+        return self.pools[copy.rank].is_current(copy.slot, copy.generation)
+
+    def user(self, rank: RankId, slot: SlotId) -> PageId | None:
+        """The page that has a copy in a slot."""
+        return self._users.get((rank, slot))
 
     def references(self, page: PageId) -> int:
         """How many users share the page; 0 for one that is quarantined."""
@@ -127,6 +125,8 @@ class PageTable:
     def pin(self, page: PageId) -> None:
         """Someone outside may still write or read the page: it must not move, be freed or be overwritten."""
         self._page(page).pins += 1
+        # It stays where it is, so no copy of it is wanted elsewhere.
+        self.ahead.drop(page)
 
     def unpin(self, page: PageId) -> None:
         """Undo one `pin`, on proof that the outside access has ended."""
@@ -147,6 +147,40 @@ class PageTable:
     def free_slots(self, rank: RankId, *, lent: Matrices) -> int:
         """Pages that could still be placed on a rank."""
         return self.pools[rank].free_slots(lent=lent)
+
+    def copy_ahead(self, page: PageId, source: RankId, target: RankId, *, lent: Matrices) -> SlotId | None:
+        """Set a slot of `target` aside for a copy from `source`; None, and no change, if there is none.
+
+        The copy stays out of the page's row until `adopt_ahead`, and goes when the page goes or is pinned.
+        """
+        entry = self._page(page)
+        if entry.pins or source not in entry.slots or target in entry.slots:
+            raise InvariantBroken(f"page {page} cannot be copied ahead from rank {source} to rank {target}")
+        slot = entry.slots[source]
+        held = PageCopy(source, slot, self.pools[source].generation(slot))
+        return self.ahead.take(page, held, target, lent=lent)
+
+    def adopt_ahead(self) -> tuple[PageCopy, ...]:
+        """Turn copies ahead whose source is unchanged into copies; the slots of the others are free again.
+
+        Returns:
+            The copies adopted, for `discard`.
+        """
+        adopted: list[PageCopy] = []
+        for page, rank, copy in self.ahead.take_all():
+            entry = self._page(page)
+            if rank in entry.slots or not self.is_current(copy.source):
+                self.pools[rank].free(copy.slot)
+                continue
+            entry.slots[rank] = copy.slot
+            self._users[rank, copy.slot] = page
+            adopted.append(PageCopy(rank, copy.slot, self.pools[rank].generation(copy.slot)))
+        return tuple(adopted)
+
+    def discard(self, copies: Iterable[PageCopy]) -> None:
+        """Give up copies; each of their pages must have another one."""
+        for copy in copies:
+            self._vacate(copy.rank, copy.slot)
 
     def apply(self, manifest: OwnershipChange) -> None:
         """Record an executed manifest: copies are where it put them, vacated slots are free.
@@ -169,8 +203,7 @@ class PageTable:
         touched = {self._users[key] for key in changed if key in self._users}
         for rank, slot in changed:
             if (rank, slot) in self._users:
-                self.pools[rank].free(slot)
-                del self._pages[self._users.pop((rank, slot))].slots[rank]
+                self._vacate(rank, slot)
         for rank, slot in changed:
             page = after[rank, slot]
             if page is not None:
@@ -192,8 +225,10 @@ class PageTable:
         for rank, pool in enumerate(self.pools):
             pool.check_integrity()
             used = [slot for owner, slot in users if owner == rank]
-            if len(used) != pool.num_used or not all(map(pool.is_used, used)):
+            used += self.ahead.slots(RankId(rank))
+            if len(set(used)) != pool.num_used or not all(map(pool.is_used, used)):
                 raise InvariantBroken(f"rank {rank}: {pool.num_used} slots in use, {len(used)} held by pages")
+        self.ahead.check_integrity(page for page, entry in self._pages.items() if not entry.pins)
         for page, entry in self._pages.items():
             if not entry.slots or entry.references + entry.pins == 0:
                 raise InvariantBroken(f"page {page} has {len(entry.slots)} copies and no user")
@@ -210,6 +245,11 @@ class PageTable:
                 self.pools[rank].free(entry.slots[rank])
                 del self._users[rank, entry.slots[rank]]
             del self._pages[page]
+            self.ahead.drop(page)
+
+    def _vacate(self, rank: RankId, slot: SlotId) -> None:
+        self.pools[rank].free(slot)
+        del self._pages[self._users.pop((rank, slot))].slots[rank]
 
     def _place(self, page: PageId, rank: RankId, slot: SlotId) -> None:
         entry = self._page(page)

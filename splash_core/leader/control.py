@@ -106,6 +106,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             mode=outcome.mode,
             exposed_ms=outcome.exposed_ms,
             bytes=outcome.bytes_received,
+            precopied_bytes=outcome.precopied_bytes,
+            fallback=outcome.fallback,
         )
 
     async def _set_layout(self, request: control_pb2.SetLayoutRequest) -> SwitchOutcome:
@@ -168,6 +170,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                     weights=rank.weights,
                     kv=rank.kv,
                     quarantined=rank.quarantined,
+                    precopied=rank.precopied,
                 )
                 for rank in audit.ranks
             ],

@@ -172,7 +172,7 @@ class GroupLeader:
         for event in events:
             if isinstance(event, SwitchedEvent):
                 assert plan is not None  # switches come out of steps only
-                _log.info("switched %s → %s, epoch %d", event.layout_from, event.layout_to, event.epoch)
+                _log.info("%s", event.summary())
                 self.steering.on_switched(event, plan)
             elif isinstance(event, SwitchRefusedEvent):
                 self.steering.on_refused(event)

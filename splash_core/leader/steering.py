@@ -38,6 +38,11 @@ class SwitchOutcome:
     """Empty when nothing moved."""
     exposed_ms: float
     bytes_received: int
+    """In the switching step."""
+    precopied_bytes: int = 0
+    """In the ordinary steps before it."""
+    fallback: str = ""
+    """Why it was overlapped though it was to be precopied."""
 
 
 @dataclass(slots=True)
@@ -104,14 +109,17 @@ class Steering:
     ) -> "asyncio.Future[SwitchOutcome]":
         """Wish for a layout now, and hold the policy off for `hold_s` seconds (None: the policy's own).
 
+        The present layout calls off a switch that is still copying ahead.
+
         Raises:
             Conflict: the group is pinned elsewhere, or another switch is under way.
         """
         pinned = self._state.pinned
         if pinned is not None and pinned is not layout:
             raise Conflict(f"the group is pinned to {pinned}; unpin it first")
-        if self._wish is not None:
+        if self._wish is not None and not self._calls_off(layout):
             raise Conflict(f"a switch to {self._wish.layout} is under way; ask for {layout} after it")
+        self._refuse(Conflict(f"called off: {layout}, the present layout, was set instead"))
         now = self._clock()
         hold_s = self._policy.hold_s if hold_s is None else hold_s
         self._state = self._state.with_manual_switch(now, hold_s=hold_s)
@@ -120,6 +128,9 @@ class Steering:
 
     def pin(self, layout: Layout | None) -> None:
         """Hold the group in a layout from the next boundary on; None gives it back to the policy."""
+        if layout is not None and self._calls_off(layout):
+            self._refuse(Conflict(f"called off: {layout}, the present layout, was pinned"))
+            self._scheduler.request_switch(layout)
         self._state = self._state.with_pin(layout)
         self._next_tick = 0.0
 
@@ -158,6 +169,10 @@ class Steering:
         if self._wish is not None:
             self._refuse(error)
 
+    def _calls_off(self, layout: Layout) -> bool:
+        """True when a wish for `layout` ends a switch that is copying ahead."""
+        return self._scheduler.copying_ahead and layout is self._scheduler.layout
+
     def _pursue(self, wish: _Wish) -> None:
         if wish.answer.done():
             # Whoever asked has gone; what is scheduled already will happen, nothing new is asked for.
@@ -188,6 +203,8 @@ class Steering:
             mode=event.mode.value if moved else "",
             exposed_ms=exposed_s * 1e3,
             bytes_received=event.bytes_received,
+            precopied_bytes=event.precopied_bytes,
+            fallback=event.fallback,
         )
         if not wish.answer.done():
             wish.answer.set_result(outcome)

@@ -94,7 +94,7 @@ class SetLayoutRequest(_message.Message):
     def __init__(self, layout: _Optional[str] = ..., mode: _Optional[str] = ..., hold_s: _Optional[float] = ...) -> None: ...
 
 class SetLayoutResult(_message.Message):
-    __slots__ = ("group", "from_layout", "to_layout", "layout_epoch", "mode", "exposed_ms", "bytes")
+    __slots__ = ("group", "from_layout", "to_layout", "layout_epoch", "mode", "exposed_ms", "bytes", "precopied_bytes", "fallback")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     FROM_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     TO_LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,8 @@ class SetLayoutResult(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_MS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRECOPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
     group: str
     from_layout: str
     to_layout: str
@@ -109,7 +111,9 @@ class SetLayoutResult(_message.Message):
     mode: str
     exposed_ms: float
     bytes: int
-    def __init__(self, group: _Optional[str] = ..., from_layout: _Optional[str] = ..., to_layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., mode: _Optional[str] = ..., exposed_ms: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    precopied_bytes: int
+    fallback: str
+    def __init__(self, group: _Optional[str] = ..., from_layout: _Optional[str] = ..., to_layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., mode: _Optional[str] = ..., exposed_ms: _Optional[float] = ..., bytes: _Optional[int] = ..., precopied_bytes: _Optional[int] = ..., fallback: _Optional[str] = ...) -> None: ...
 
 class PinRequest(_message.Message):
     __slots__ = ("layout",)
@@ -142,20 +146,22 @@ class AuditRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RankAudit(_message.Message):
-    __slots__ = ("rank", "slots", "free", "weights", "kv", "quarantined")
+    __slots__ = ("rank", "slots", "free", "weights", "kv", "quarantined", "precopied")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    PRECOPIED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     slots: int
     free: int
     weights: int
     kv: int
     quarantined: int
-    def __init__(self, rank: _Optional[int] = ..., slots: _Optional[int] = ..., free: _Optional[int] = ..., weights: _Optional[int] = ..., kv: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
+    precopied: int
+    def __init__(self, rank: _Optional[int] = ..., slots: _Optional[int] = ..., free: _Optional[int] = ..., weights: _Optional[int] = ..., kv: _Optional[int] = ..., quarantined: _Optional[int] = ..., precopied: _Optional[int] = ...) -> None: ...
 
 class LeaseAudit(_message.Message):
     __slots__ = ("lease", "state", "owner", "writer", "pages", "age_s")

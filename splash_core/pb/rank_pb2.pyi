@@ -22,7 +22,7 @@ class PageMoves(_message.Message):
     def __init__(self, page: _Optional[_Iterable[int]] = ..., src: _Optional[_Iterable[int]] = ..., src_slot: _Optional[_Iterable[int]] = ..., dst: _Optional[_Iterable[int]] = ..., dst_slot: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("layout_from", "layout_to", "epoch", "weights", "kv", "boundary_chunks", "layer_chunks", "released_rank", "released_slot", "weight_bytes_per_layer", "kv_bytes_per_layer", "gathered")
+    __slots__ = ("layout_from", "layout_to", "epoch", "weights", "kv", "boundary_chunks", "layer_chunks", "released_rank", "released_slot", "weight_bytes_per_layer", "kv_bytes_per_layer", "gathered", "ready_layers")
     LAYOUT_FROM_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_TO_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class Manifest(_message.Message):
     WEIGHT_BYTES_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
     GATHERED_FIELD_NUMBER: _ClassVar[int]
+    READY_LAYERS_FIELD_NUMBER: _ClassVar[int]
     layout_from: str
     layout_to: str
     epoch: int
@@ -47,7 +48,18 @@ class Manifest(_message.Message):
     weight_bytes_per_layer: int
     kv_bytes_per_layer: _containers.RepeatedScalarFieldContainer[int]
     gathered: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, layout_from: _Optional[str] = ..., layout_to: _Optional[str] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ..., kv: _Optional[str] = ..., boundary_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., layer_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., released_rank: _Optional[_Iterable[int]] = ..., released_slot: _Optional[_Iterable[int]] = ..., weight_bytes_per_layer: _Optional[int] = ..., kv_bytes_per_layer: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ...) -> None: ...
+    ready_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layout_from: _Optional[str] = ..., layout_to: _Optional[str] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ..., kv: _Optional[str] = ..., boundary_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., layer_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., released_rank: _Optional[_Iterable[int]] = ..., released_slot: _Optional[_Iterable[int]] = ..., weight_bytes_per_layer: _Optional[int] = ..., kv_bytes_per_layer: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ..., ready_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PrecopyBatch(_message.Message):
+    __slots__ = ("weight_layers", "gathered", "chunks")
+    WEIGHT_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    GATHERED_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    weight_layers: _containers.RepeatedScalarFieldContainer[int]
+    gathered: _containers.RepeatedScalarFieldContainer[str]
+    chunks: _containers.RepeatedCompositeFieldContainer[PageMoves]
+    def __init__(self, weight_layers: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ..., chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("seq", "sampling", "tokens", "num_prompt")
@@ -86,7 +98,7 @@ class SequenceStep(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[bool] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage")
+    __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage", "precopy")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +110,7 @@ class StepPlan(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     CP_STORAGE_FIELD_NUMBER: _ClassVar[int]
+    PRECOPY_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     layout: str
@@ -109,7 +122,8 @@ class StepPlan(_message.Message):
     mode: str
     form: str
     cp_storage: str
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceStep, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., finished: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., mode: _Optional[str] = ..., form: _Optional[str] = ..., cp_storage: _Optional[str] = ...) -> None: ...
+    precopy: PrecopyBatch
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceStep, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., finished: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., mode: _Optional[str] = ..., form: _Optional[str] = ..., cp_storage: _Optional[str] = ..., precopy: _Optional[_Union[PrecopyBatch, _Mapping]] = ...) -> None: ...
 
 class SampledToken(_message.Message):
     __slots__ = ("seq", "token", "logprobs")
@@ -132,7 +146,7 @@ class PromptLogprobs(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., first_position: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "rank", "tokens", "prompt_logprobs", "switch_bytes_received", "total_s", "switch_wait_s")
+    __slots__ = ("step", "rank", "tokens", "prompt_logprobs", "switch_bytes_received", "total_s", "switch_wait_s", "precopy_bytes_received")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +154,7 @@ class StepResult(_message.Message):
     SWITCH_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     SWITCH_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    PRECOPY_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     step: int
     rank: int
     tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
@@ -147,7 +162,8 @@ class StepResult(_message.Message):
     switch_bytes_received: int
     total_s: float
     switch_wait_s: float
-    def __init__(self, step: _Optional[int] = ..., rank: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., switch_bytes_received: _Optional[int] = ..., total_s: _Optional[float] = ..., switch_wait_s: _Optional[float] = ...) -> None: ...
+    precopy_bytes_received: int
+    def __init__(self, step: _Optional[int] = ..., rank: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., switch_bytes_received: _Optional[int] = ..., total_s: _Optional[float] = ..., switch_wait_s: _Optional[float] = ..., precopy_bytes_received: _Optional[int] = ...) -> None: ...
 
 class PushPages(_message.Message):
     __slots__ = ("push", "targets", "deadline_s")

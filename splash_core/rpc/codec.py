@@ -22,6 +22,7 @@ from splash_core.scheduling.step import (
 )
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Chunk, PageMove, Primitive, SlotRef, SwitchManifest, SwitchMode
+from splash_core.switch.precopy import PrecopyBatch
 
 
 def sampling_to_pb(value: SamplingParams) -> common_pb2.Sampling:
@@ -102,6 +103,7 @@ def manifest_to_pb(value: SwitchManifest) -> rank_pb2.Manifest:
         released_slot=[ref.slot for ref in value.released],
         weight_bytes_per_layer=value.weight_bytes_per_layer,
         kv_bytes_per_layer=value.kv_bytes_per_layer,
+        ready_layers=value.ready_layers,
     )
 
 
@@ -120,7 +122,19 @@ def manifest_from_pb(message: rank_pb2.Manifest) -> SwitchManifest:
         released=tuple(SlotRef(RankId(rank), SlotId(slot)) for rank, slot in released),
         weight_bytes_per_layer=message.weight_bytes_per_layer,
         kv_bytes_per_layer=tuple(message.kv_bytes_per_layer),
+        ready_layers=tuple(message.ready_layers),
     )
+
+
+def _precopy_to_pb(value: PrecopyBatch) -> rank_pb2.PrecopyBatch:
+    chunks = [_chunk_to_pb(chunk) for chunk in value.chunks]
+    return rank_pb2.PrecopyBatch(weight_layers=value.weight_layers, gathered=value.gathered, chunks=chunks)
+
+
+def _precopy_from_pb(message: rank_pb2.PrecopyBatch) -> PrecopyBatch:
+    chunks = tuple(_chunk_from_pb(chunk) for chunk in message.chunks)
+    gathered = tuple(Matrix(name) for name in message.gathered)
+    return PrecopyBatch(weight_layers=tuple(message.weight_layers), gathered=gathered, chunks=chunks)
 
 
 def _chunk_to_pb(chunk: Chunk) -> rank_pb2.PageMoves:
@@ -164,6 +178,7 @@ def plan_to_pb(value: StepPlan) -> rank_pb2.StepPlan:
         finished=value.finished,
         manifest=None if value.manifest is None else manifest_to_pb(value.manifest),
         mode=value.mode,
+        precopy=None if value.precopy is None else _precopy_to_pb(value.precopy),
         form=value.form,
         cp_storage=value.cp_storage,
     )
@@ -197,6 +212,7 @@ def plan_from_pb(message: rank_pb2.StepPlan, *, num_ranks: int) -> StepPlan:
         finished=tuple(SeqId(seq) for seq in message.finished),
         manifest=manifest_from_pb(message.manifest) if message.HasField("manifest") else None,
         mode=SwitchMode(message.mode),
+        precopy=_precopy_from_pb(message.precopy) if message.HasField("precopy") else None,
         form=AttentionForm(message.form),
         cp_storage=CpStorage(message.cp_storage),
     )
@@ -237,6 +253,7 @@ def result_to_pb(value: StepResult) -> rank_pb2.StepResult:
             for part in value.prompt_logprobs
         ],
         switch_bytes_received=value.switch_bytes_received,
+        precopy_bytes_received=value.precopy_bytes_received,
         total_s=value.times.total_s,
         switch_wait_s=value.times.switch_wait_s,
     )
@@ -264,5 +281,6 @@ def result_from_pb(message: rank_pb2.StepResult) -> StepResult:
             for part in message.prompt_logprobs
         ),
         switch_bytes_received=message.switch_bytes_received,
+        precopy_bytes_received=message.precopy_bytes_received,
         times=StepTimes(total_s=message.total_s, switch_wait_s=message.switch_wait_s),
     )

@@ -17,7 +17,7 @@ from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAuditData:
-    """Slots of one rank; `slots == free + weights + kv + quarantined`."""
+    """Slots of one rank; `slots == free + weights + kv + quarantined + precopied`."""
 
     rank: RankId
     slots: int
@@ -26,6 +26,8 @@ class RankAuditData:
     """Slots that hold weights in the present layout, gaps included."""
     kv: int
     quarantined: int
+    precopied: int = 0
+    """Hold copies that a switch has made ahead of itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ class Views:
 
     def _rank(self, rank: RankId) -> RankAuditData:
         table, arena = self._residency.table, self._residency.table.arena
-        quarantined = table.quarantined(rank)
+        quarantined, precopied = table.quarantined(rank), table.ahead.count(rank)
         usable = self._residency.capacity(self._present.layout).pages
         used = table.pools[rank].num_used
         return RankAuditData(
@@ -137,8 +139,9 @@ class Views:
             slots=arena.num_slots,
             free=usable - used,
             weights=arena.num_slots - usable,
-            kv=used - quarantined,
+            kv=used - quarantined - precopied,
             quarantined=quarantined,
+            precopied=precopied,
         )
 
     def _running(self, sequences: Seq[Sequence]) -> tuple[RunningSequence, ...]:

@@ -27,11 +27,14 @@ class SchedulerConfig:
     """Most tokens of one sequence, prompt and output; None: what the model and the pool allow."""
     staging_bytes: int = STAGING_BYTES
     """Most bytes that one chunk of a switch may stage on a rank."""
+    precopy_bytes_per_step: int = STAGING_BYTES
+    """About how much a rank receives in each ordinary step while a switch copies ahead; at least one unit: a
+    page, or the missing weights of a layer."""
     admission_overcommit: float = 1.0
     """Projected tokens admitted per token of pool: 1.0 never needs preemption while the layout stays."""
 
     def __post_init__(self) -> None:
-        for name in ("chunk_tokens", "max_running", "staging_bytes"):
+        for name in ("chunk_tokens", "max_running", "staging_bytes", "precopy_bytes_per_step"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 1:

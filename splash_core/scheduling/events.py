@@ -69,11 +69,23 @@ class SwitchedEvent:
     epoch: Epoch
     mode: SwitchMode
     bytes_received: int
-    """From other ranks, summed over ranks."""
+    """In the switching step, from other ranks, summed over ranks."""
+    precopied_bytes: int = 0
+    """The same, in the ordinary steps before it."""
+    fallback: str = ""
+    """Why (the rest of) it was overlapped though it was to be precopied."""
     step_s: float = 0.0
     """The switching step's time on its slowest rank."""
     wait_s: float = 0.0
     """Longest time that a rank's computation waited for transfers."""
+
+    def summary(self) -> str:
+        """One line for a log."""
+        text = (
+            f"switched {self.layout_from} → {self.layout_to}, epoch {self.epoch}, {self.mode}: "
+            f"{self.bytes_received} bytes moved, {self.precopied_bytes} copied ahead"
+        )
+        return f"{text}; not precopied: {self.fallback}" if self.fallback else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.precopying import AheadRecord
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan, StepResult, TokenLogprobs
 from splash_core.spec.model import ModelSpec
@@ -34,6 +35,7 @@ class _InFlight:
     rows: tuple[Rows, ...]
     layout_before: Layout
     epoch_before: Epoch
+    ahead: AheadRecord
 
 
 class GroupScheduler:
@@ -147,7 +149,9 @@ class GroupScheduler:
     def request_switch(
         self, layout: Layout, mode: SwitchMode = SwitchMode.OVERLAPPED
     ) -> SwitchedEvent | SwitchDeferred | Refusal | None:
-        """Switch at the next step boundary.
+        """Switch at the next step boundary; in mode `precopied` once most of it has been copied ahead.
+
+        A request for the present layout calls off a switch that is copying ahead.
 
         Returns:
             None when scheduled: a `SwitchedEvent` (or, if things change until then, a
@@ -174,10 +178,13 @@ class GroupScheduler:
         rows = self._parts.batcher.fill()
         if boundary.manifest is None:
             boundary = self._parts.switcher.make_way()
-        if not rows and boundary.manifest is None:
+        # After the rows have their pages: from here on nothing frees a page before the step has ended.
+        batch = self._parts.switcher.ahead.next_batch()
+        if not rows and boundary.manifest is None and batch is None:
             return None
-        self._in_flight = _InFlight(self._parts.writer.write(rows, boundary), rows, layout, epoch)
-        return self._in_flight.plan
+        plan = self._parts.writer.write(rows, boundary, batch)
+        self._in_flight = _InFlight(plan, rows, layout, epoch, boundary.ahead)
+        return plan
 
     def complete(self, results: Sequence[StepResult]) -> tuple[Event, ...]:
         """Apply what all ranks report of the step under way.
@@ -190,6 +197,7 @@ class GroupScheduler:
         flight, plan = self._in_flight, self._in_flight.plan
         events = self._parts.retirement.retire(plan, flight.rows, results, self._parts.residency.num_ranks)
         self._in_flight = None
+        self._parts.switcher.ahead.executed(results)
         if plan.epoch > flight.epoch_before:
             events.insert(0, _switched(flight, results))
         return (*self.take_events(), *events)
@@ -211,6 +219,11 @@ class GroupScheduler:
     def epoch(self) -> Epoch:
         """The layout epoch."""
         return self._parts.present.epoch
+
+    @property
+    def copying_ahead(self) -> bool:
+        """True while a switch in mode `precopied` is on its way."""
+        return self._parts.switcher.copying
 
     @property
     def num_steps(self) -> int:
@@ -259,6 +272,8 @@ def _switched(flight: _InFlight, results: Sequence[StepResult]) -> SwitchedEvent
         epoch=flight.plan.epoch,
         mode=flight.plan.mode,
         bytes_received=sum(result.switch_bytes_received for result in results),
+        precopied_bytes=flight.ahead.bytes_received,
+        fallback=flight.ahead.fallback,
         step_s=max(result.times.total_s for result in results),
         wait_s=max(result.times.switch_wait_s for result in results),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from types import MappingProxyType
 
 from splash_core.ids import RankId, SeqId
 from splash_core.layout.layout import KvHistory, LayoutRule
@@ -9,6 +10,7 @@ from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 Owners = Mapping[SeqId, RankId]
+NO_OWNERS: Owners = MappingProxyType({})
 
 
 class OwnerAssignment:
@@ -19,13 +21,16 @@ class OwnerAssignment:
         self._residency = residency
         self._present = present
 
-    def assign(self, sequences: Seq[Sequence], rule: LayoutRule, *, projected: bool) -> dict[SeqId, RankId]:
+    def assign(
+        self, sequences: Seq[Sequence], rule: LayoutRule, *, projected: bool, promised: Owners = NO_OWNERS
+    ) -> dict[SeqId, RankId]:
         """Owners of `sequences` under `rule`.
 
         Args:
             sequences: those that may move.
             rule: the layout to come.
             projected: balance what sequences will hold; otherwise what they hold now, which fits better.
+            promised: owners that are chosen already, for sequences that have no history in one place.
         """
         if rule.history is not KvHistory.OWNER:
             return {sequence.seq: sequence.owner for sequence in sequences}
@@ -40,6 +45,9 @@ class OwnerAssignment:
             if keep and held[sequence.owner] == len(sequence.pages):
                 owners[sequence.seq] = sequence.owner
                 load[sequence.owner] += weight
+            elif sequence.seq in promised:
+                owners[sequence.seq] = promised[sequence.seq]
+                load[promised[sequence.seq]] += weight
             else:
                 homeless.append((weight, sequence, held))
         # The largest first: what comes last can still level the ranks.

@@ -9,6 +9,7 @@ from splash_core.scheduling.sequence import Roster, Sequence
 from splash_core.scheduling.step import SequenceStep, StepPlan
 from splash_core.scheduling.switching import Boundary
 from splash_core.spec.model import ModelSpec
+from splash_core.switch.precopy import PrecopyBatch
 
 
 class PlanWriter:
@@ -25,7 +26,7 @@ class PlanWriter:
         self._residency = residency
         self._present = present
 
-    def write(self, rows: tuple[Rows, ...], boundary: Boundary) -> StepPlan:
+    def write(self, rows: tuple[Rows, ...], boundary: Boundary, precopy: PrecopyBatch | None) -> StepPlan:
         """The plan of the next step."""
         delta = self._delta([entry.sequence for entry in rows], boundary)
         chunks = [ChunkShape(entry.sequence.cached, entry.count) for entry in rows]
@@ -40,6 +41,7 @@ class PlanWriter:
             finished=delta.finished,
             manifest=boundary.manifest,
             mode=boundary.mode,
+            precopy=precopy,
             form=choose_form(self._spec, self._present.rule, chunks),
             cp_storage=choose_cp_storage(self._spec, self._present.rule, chunks),
         )

@@ -95,10 +95,17 @@ class Residency:
             ranks = placement.ranks_of_page(len(sequence.pages))
             page = self.table.new_page(ranks, lent=self.lent)
             if page is None:
+                if self._take_back(ranks):
+                    continue
                 break
             sequence.pages.append(page)
             self.note_borrowed((page,))
         return min(tokens, len(sequence.pages) * size)
+
+    def _take_back(self, ranks: Seq[RankId]) -> bool:
+        """Slots of copies ahead give way to new pages; False when some full rank has none."""
+        full = [rank for rank in ranks if self.free(rank) == 0]
+        return all(self.table.ahead.give_back(rank) for rank in full)
 
     def secure(self, sequence: Sequence, tokens: int) -> bool:
         """As `extend`, preempting younger sequences as needed; False when that does not suffice now."""

@@ -11,6 +11,7 @@ from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import SwitchManifest, SwitchMode
+from splash_core.switch.precopy import PrecopyBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step of a group. `sequences` may be empty when only a switch is executed."""
+    """One step of a group. `sequences` may be empty when only a switch is executed or prepared."""
 
     step: StepId
     epoch: Epoch
@@ -64,6 +65,8 @@ class StepPlan:
     """Mirrors to drop, before `started` is added: ended or preempted sequences."""
     manifest: SwitchManifest | None = None
     mode: SwitchMode = SwitchMode.OVERLAPPED
+    precopy: PrecopyBatch | None = None
+    """Copied ahead for a switch to come, beside the rows."""
     form: AttentionForm = AttentionForm.ABSORBED
     cp_storage: CpStorage = CpStorage.PASS_Q
 
@@ -119,4 +122,6 @@ class StepResult:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     switch_bytes_received: int = 0
     """Bytes received from other ranks by the manifest's moves."""
+    precopy_bytes_received: int = 0
+    """Bytes received from other ranks by what was copied ahead."""
     times: StepTimes = StepTimes()

@@ -8,7 +8,7 @@ state in which the next rows run, and the returned manifest is the whole differe
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splash_core.errors import Conflict
 from splash_core.ids import Epoch, PageId, RankId
@@ -16,7 +16,8 @@ from splash_core.layout.layout import RULES, KvHistory, KvPlacement, Layout, Lay
 from splash_core.layout.ownership import wanted_ranks
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
-from splash_core.scheduling.owners import OwnerAssignment, Owners
+from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
+from splash_core.scheduling.precopying import AheadRecord, CopyingAhead
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 from splash_core.scheduling.vacating import plan_vacating
@@ -31,6 +32,8 @@ class Boundary:
     manifest: SwitchManifest | None = None
     mode: SwitchMode = SwitchMode.OVERLAPPED
     refused: SwitchRefusedEvent | None = None
+    ahead: AheadRecord = AheadRecord()
+    """What was copied ahead of the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,9 @@ class Switcher:
         self._present = present
         self._config = config
         self._owners = OwnerAssignment(roster=roster, residency=residency, present=present)
+        self.ahead = CopyingAhead(
+            roster=roster, residency=residency, present=present, owners=self._owners, config=config
+        )
         self._wish: _Wish | None = None
         self._waits_for_borrowed: Matrices = frozenset()
         self._planned: _Planned | None = None
@@ -67,6 +73,11 @@ class Switcher:
     def pending(self) -> bool:
         """True while a switch is scheduled for the next boundary."""
         return self._wish is not None
+
+    @property
+    def copying(self) -> bool:
+        """True while the switch that is scheduled copies ahead."""
+        return self._wish is not None and self.ahead.layout is self._wish.layout
 
     def request(self, layout: Layout, mode: SwitchMode) -> SwitchedEvent | SwitchDeferred | Refusal | None:
         """Schedule a switch for the next step boundary.
@@ -81,10 +92,14 @@ class Switcher:
         if layout not in self._config.layouts:
             known = ", ".join(self._config.layouts)
             raise Conflict(f"layout {layout} is not among those of {self._config.group}: {known}")
+        present = self._present
+        if present.runs(layout) and self.copying:
+            self._wish = None  # called off; what it holds comes back at the boundary
         scheduled = None if self._wish is None else self._wish.layout
         if scheduled not in (None, layout):
             raise Conflict(f"a switch to {scheduled} is scheduled; ask for {layout} after it")
-        present = self._present
+        if self.copying:
+            return None
         if present.runs(layout):
             return SwitchedEvent(
                 layout_from=layout, layout_to=layout, epoch=present.epoch, mode=mode, bytes_received=0
@@ -103,11 +118,17 @@ class Switcher:
         # Set by a deferred request, which is repeated at each boundary; without a repeat it lapses.
         self._residency.avoid_borrowed = self._waits_for_borrowed
         self._waits_for_borrowed = frozenset()
+        if not self.copying:
+            self.ahead.end(undo=True)
         if self._wish is None:
             return Boundary(manifest=self._relocate())
+        if self.ahead.goes_on(self._wish.layout, self._wish.mode):
+            return Boundary(manifest=self._relocate() or self.ahead.clear())
         wish, self._wish = self._wish, None
+        ahead = self.ahead.adopt()
         plan, self._planned = self._plan(wish.layout), None
         planned, owners = plan.outcome, plan.owners
+        self.ahead.end(undo=isinstance(planned, Refusal))
         if isinstance(planned, Refusal):
             retry = self._may_pass(planned)
             refused = SwitchRefusedEvent(refusal=planned, retry=retry)
@@ -118,7 +139,8 @@ class Switcher:
         for sequence in self._roster:
             sequence.owner = owners.get(sequence.seq, sequence.owner)
         self._settle(self._roster.within(SeqState.RUNNING, SeqState.LANDED))
-        return Boundary(manifest=planned, mode=wish.mode)
+        planned = replace(planned, ready_layers=ahead.ready_layers)
+        return Boundary(manifest=planned, mode=ahead.mode(wish.mode), ahead=ahead)
 
     def make_way(self) -> Boundary:
         """After the step's rows have their pages: let running sequences make way for a landing that waits.
@@ -153,8 +175,8 @@ class Switcher:
         movable = [sequence for sequence in self._roster if sequence.movable]
         owners: Owners = {}
         planned: SwitchManifest | Refusal | None = None
-        for projected in (True, False):
-            owners = self._owners.assign(movable, rule, projected=projected)
+        for projected, promised in ((True, self.ahead.promised), (False, NO_OWNERS)):
+            owners = self._owners.assign(movable, rule, projected=projected, promised=promised)
             planned = self._call_planner(self._wanted(movable, rule, owners), layout, self._present.epoch + 1)
             if isinstance(planned, SwitchManifest) or rule.history is not KvHistory.OWNER:
                 break
@@ -168,6 +190,7 @@ class Switcher:
         return (
             layout,
             self._present.epoch,
+            self.ahead.promised,
             tuple((page, table.is_pinned(page), table.row(page)) for page in table.pages),
             tuple((s.seq, s.state, s.owner, len(s.tokens), len(s.pages)) for s in self._roster),
         )
@@ -213,6 +236,8 @@ class Switcher:
             planned = self._plan_relocation(landed)
             if isinstance(planned, SwitchManifest):
                 return planned
+            if self._residency.table.ahead.clear():
+                continue
             if len(landed) > 1:
                 landed.pop()
             elif not self._residency.preempt_younger(landed[0], self._residency.placement(landed[0]).owners):

@@ -12,8 +12,8 @@ from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.layout import Layout, Matrices
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.pages import slot_kinds
-from splash_core.switch.evacuation import pack
-from splash_core.switch.manifest import PageMove, Primitive, SlotRef, SwitchManifest
+from splash_core.switch.evacuation import local_moves
+from splash_core.switch.manifest import PageMove, SwitchManifest
 
 
 def plan_vacating(
@@ -50,13 +50,4 @@ def plan_vacating(
         moves.extend(PageMove(page, rank, src, rank, dst) for (page, src), dst in pairs)
     if not moves:
         return None
-    return SwitchManifest(
-        layout_from=layout,
-        layout_to=layout,
-        epoch=epoch,
-        weights=Primitive.KEEP,
-        kv=Primitive.KEEP,
-        boundary_chunks=pack(moves, capacity=max(staging_bytes // table.arena.slot_bytes, 1)),
-        released=tuple(sorted(SlotRef(move.src, move.src_slot) for move in moves)),
-        kv_bytes_per_layer=(0,) * table.num_ranks,
-    )
+    return local_moves(moves, arena=table.arena, layout=layout, epoch=epoch, staging_bytes=staging_bytes)

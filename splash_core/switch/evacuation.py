@@ -10,9 +10,11 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from splash_core.ids import RankId, SlotId
+from splash_core.ids import Epoch, RankId, SlotId
+from splash_core.layout.layout import Layout
+from splash_core.layout.slots import ArenaMap
 from splash_core.switch.chunks import Need, SlotKey
-from splash_core.switch.manifest import Chunk, PageMove
+from splash_core.switch.manifest import Chunk, PageMove, Primitive, SlotRef, SwitchManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +84,27 @@ def pack(moves: Sequence[PageMove], *, capacity: int) -> tuple[Chunk, ...]:
         chunks.append(tuple(chunk))
         left = later
     return tuple(chunks)
+
+
+def local_moves(
+    moves: Sequence[PageMove], *, arena: ArenaMap, layout: Layout, epoch: Epoch, staging_bytes: int
+) -> SwitchManifest:
+    """A manifest of independent moves that stay on their ranks and change no layout.
+
+    Args:
+        moves: from used slots to free ones.
+        arena: the slot map.
+        layout: the present layout.
+        epoch: the present epoch.
+        staging_bytes: most bytes that one chunk stages on a rank.
+    """
+    return SwitchManifest(
+        layout_from=layout,
+        layout_to=layout,
+        epoch=epoch,
+        weights=Primitive.KEEP,
+        kv=Primitive.KEEP,
+        boundary_chunks=pack(moves, capacity=max(staging_bytes // arena.slot_bytes, 1)),
+        released=tuple(sorted(SlotRef(move.src, move.src_slot) for move in moves)),
+        kv_bytes_per_layer=(0,) * arena.num_ranks,
+    )

@@ -7,8 +7,8 @@ Order of execution on every rank:
 
 1. `boundary_chunks`: whole pages (all layers at once), before anything else. They clear the borrowed
    slots that the destination's replicated weights are about to fill.
-2. for each layer i, before layer i computes: layer i's shards of the matrices `gathered`, then
-   `layer_chunks` restricted to layer i.
+2. for each layer i, before layer i computes: layer i's shards of the matrices `gathered` (if they are not
+   in place already), then `layer_chunks` restricted to layer i.
 
 Within one chunk every source is read into staging before any destination is written, so a chunk may
 write slots that it also reads (a slot is handed over layer by layer). A chunk never reads a slot that an
@@ -27,6 +27,8 @@ class SwitchMode(StrEnum):
 
     BLOCKING = "blocking"
     OVERLAPPED = "overlapped"
+    PRECOPIED = "precopied"
+    """Most of it is copied ahead by ordinary steps (`switch.precopy`); the rest moves as if overlapped."""
 
 
 class Primitive(StrEnum):
@@ -73,6 +75,8 @@ class SwitchManifest:
     gathered: tuple[Matrix, ...] = ()
     """Which of them become replicated, in the order of `Matrix`; empty unless `weights` is ALL_GATHER."""
     kv: Primitive
+    ready_layers: tuple[int, ...] = ()
+    """Layers of which `gathered` was copied ahead and is in place."""
     boundary_chunks: tuple[Chunk, ...] = ()
     layer_chunks: tuple[Chunk, ...] = ()
     released: tuple[SlotRef, ...] = ()

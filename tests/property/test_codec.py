@@ -21,6 +21,7 @@ from splash_core.scheduling.step import (
 )
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import PageMove, Primitive, SlotRef, SwitchManifest, SwitchMode
+from splash_core.switch.precopy import PrecopyBatch
 
 INT32 = st.integers(0, 2**31 - 1)
 SMALL = st.integers(0, 100_000)
@@ -79,6 +80,13 @@ MANIFESTS = st.builds(
     ),
     weight_bytes_per_layer=st.integers(0, 2**50),
     kv_bytes_per_layer=st.lists(st.integers(0, 2**50), max_size=8).map(tuple),
+    ready_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple),
+)
+BATCHES = st.builds(
+    PrecopyBatch,
+    weight_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple),
+    gathered=st.lists(st.sampled_from(Matrix), unique=True).map(tuple),
+    chunks=CHUNKS,
 )
 
 
@@ -120,6 +128,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         finished=tuple(draw(st.lists(SEQS, max_size=3))),
         manifest=draw(st.none() | MANIFESTS),
         mode=draw(st.sampled_from(SwitchMode)),
+        precopy=draw(st.none() | BATCHES),
         form=draw(st.sampled_from(AttentionForm)),
         cp_storage=draw(st.sampled_from(CpStorage)),
     )
@@ -140,6 +149,7 @@ RESULTS = st.builds(
         max_size=2,
     ).map(tuple),
     switch_bytes_received=st.integers(0, 2**60),
+    precopy_bytes_received=st.integers(0, 2**60),
     times=st.builds(StepTimes, total_s=FLOATS, switch_wait_s=FLOATS),
 )
 

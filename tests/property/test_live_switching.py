@@ -1,14 +1,14 @@
 """The promise of the system: the same tokens with and without switches, whatever happens around them.
 
 fp64, so that no tie decides. Every schedule runs both phases through random arrivals, chunk sizes,
-cancellations, preemptions and switches in both modes, and again without any switch.
+cancellations, preemptions and switches in all modes, and again without any switch.
 """
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 
 from services.demo.circuit import directed_circuit
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
@@ -24,6 +24,7 @@ from tests.support.small_model import small_checkpoint
 
 NUM_SCHEDULES = 200
 NUM_VARIANT_SCHEDULES = 20
+AT_ONCE = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
 VARIANTS = tuple(layout for layout in Layout if layout not in STANDARD_LAYOUTS)
 
 
@@ -50,6 +51,8 @@ def pair(ranks: list[ThreadRanks]) -> Iterator[Pair]:
     groups = pair_of(ranks)
     yield groups
     # The schedules are worth nothing if they do not reach what they are for.
+    ahead = ("commits", "pages ahead", "layers ahead")
+    assert min(groups.decode.seen[name] for name in ahead) > 0, groups.decode.seen
     for group in (groups.prefill, groups.decode):
         assert len(_directions(group)) == 12, group.seen
 
@@ -81,8 +84,26 @@ OFTEN = settings(
 )
 
 
+CROWDED = Schedule(
+    asks=tuple(
+        Ask(
+            arrives=0,
+            prompt=tuple(range(5 + index, 11 + index)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=22),
+        )
+        for index in range(6)
+    ),
+    turns=(Turn(tick=12, phase=Role.DECODE, layout=Layout.TP, mode=SwitchMode.PRECOPIED),),
+    layouts=(Layout.TP, Layout.DP),
+    chunk_tokens=32,
+    overcommit=3.0,
+)
+"""More than the pools hold: some are computed again."""
+
+
 @OFTEN
 @given(schedule=schedules(ORDINARY))
+@example(schedule=CROWDED)
 def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
     _check(pair, schedule)
 
@@ -128,7 +149,7 @@ def test_every_directed_switch_of_all_layouts_changes_no_token(ranks: list[Threa
     )
     start = Layout.TP
     turns = [
-        Turn(tick=tick, phase=phase, layout=layout, mode=list(SwitchMode)[tick % len(SwitchMode)])
+        Turn(tick=tick, phase=phase, layout=layout, mode=AT_ONCE[tick % len(AT_ONCE)])
         for phase, first in ((Role.PREFILL, 1), (Role.DECODE, length + 2))
         for tick, (_, layout) in enumerate(directed_circuit(tuple(Layout), start), first)
     ]

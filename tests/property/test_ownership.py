@@ -108,6 +108,8 @@ class TableLife(RuleBasedStateMachine):
         self.pins: Counter[PageId] = Counter()
         self.ranks: dict[PageId, tuple[RankId, ...]] = {}
         self.stale: list[PageCopy] = []
+        self.ahead: dict[tuple[PageId, RankId], PageCopy] = {}
+        """Copies made ahead, and their sources."""
 
     def pick(self, data: st.DataObject, pages: list[PageId]) -> PageId:
         return data.draw(st.sampled_from(sorted(pages)))
@@ -161,11 +163,65 @@ class TableLife(RuleBasedStateMachine):
         self.pins[page] -= 1
         self.drop_if_unused(page, copies)
 
+    @precondition(lambda self: self.candidates())
+    @rule(data=st.data(), lent=LENT)
+    def copy_ahead(self, data: st.DataObject, lent: Matrices) -> None:
+        page, rank = data.draw(st.sampled_from(self.candidates()))
+        free = self.table.free_slots(rank, lent=lent)
+        source = data.draw(st.sampled_from(self.ranks[page]))
+        slot = self.table.copy_ahead(page, source, rank, lent=lent)
+        assert (slot is None) == (free == 0)
+        if slot is not None:
+            self.ahead[page, rank] = self.table.copies(page)[self.ranks[page].index(source)]
+
+    @rule(rank=st.sampled_from(range(NUM_RANKS)).map(RankId))
+    def give_back(self, rank: RankId) -> None:
+        newest = [page for page, on in self.ahead if on == rank][-1:]
+        assert self.table.ahead.give_back(rank) == bool(newest)
+        for page in newest:
+            del self.ahead[page, rank]
+
+    @precondition(lambda self: any(len(ranks) > 1 for ranks in self.ranks.values()))
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        page = self.pick(data, [page for page, ranks in self.ranks.items() if len(ranks) > 1])
+        copy = data.draw(st.sampled_from(self.table.copies(page)))
+        self.table.discard([copy])
+        self.ranks[page] = tuple(rank for rank in self.ranks[page] if rank != copy.rank)
+        self.stale.append(copy)
+
+    @rule()
+    def adopt_ahead(self) -> None:
+        expected = {key for key, source in self.ahead.items() if source not in self.stale}
+        adopted = self.table.adopt_ahead()
+        assert {(self.table.user(copy.rank, copy.slot), copy.rank) for copy in adopted} == expected
+        for page, rank in expected:
+            self.ranks[page] = tuple(sorted((*self.ranks[page], rank)))
+        self.ahead.clear()
+
+    def candidates(self) -> list[tuple[PageId, RankId]]:
+        """Copies that may be made ahead."""
+        return [
+            (page, RankId(rank))
+            for page, ranks in self.ranks.items()
+            for rank in range(NUM_RANKS)
+            if not self.pins[page] and rank not in ranks and (page, rank) not in self.ahead
+        ]
+
     @invariant()
     def agrees(self) -> None:
+        self.ahead = {
+            (page, rank): source
+            for (page, rank), source in self.ahead.items()
+            if page in self.ranks and not self.pins[page]
+        }
         self.table.check_integrity()
         assert self.table.num_pages == len(self.ranks)
         held = Counter(rank for ranks in self.ranks.values() for rank in ranks)
+        for rank in (RankId(number) for number in range(NUM_RANKS)):
+            count = sum(on == rank for _, on in self.ahead)
+            assert self.table.ahead.count(rank) == len(self.table.ahead.slots(rank)) == count
+            held[rank] += count
         for number in range(NUM_RANKS):
             rank = RankId(number)
             free = self.table.free_slots(rank, lent=frozenset(Matrix))

@@ -244,6 +244,7 @@ def life_of(seed: int, role: Role) -> Life:
         max_running=rng.choice([1, 3, 16]),
         staging_bytes=arena.slot_bytes * rng.choice([1, 1, 2, 100]),
         admission_overcommit=rng.choice([1.0, 2.0, 10.0]),
+        precopy_bytes_per_step=arena.slot_bytes * rng.choice([1, 1, 3, 100]),
     )
     return Life(rng, group, role, rng.choice([0.2, 1.0, 3.0]))
 

@@ -25,6 +25,7 @@ from splash_core.scheduling.step import (
 )
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Chunk, SwitchManifest
+from splash_core.switch.precopy import PrecopyBatch
 
 VOCAB = 11
 WEIGHTS = ("weights", 0)
@@ -92,7 +93,11 @@ class FakeRanks:
         assert (plan.layout, plan.epoch) == (self.layout, self.epoch)
         self._apply_mirrors(plan)
         self._check_slots_distinct(plan)
-        received = [0] * self.arena.num_ranks
+        received, copied = [0] * self.arena.num_ranks, [0] * self.arena.num_ranks
+        # Beside the rows: before them or after them must be the same.
+        ahead_first = manifest is None and plan.step % 2 == 0
+        if plan.precopy is not None and ahead_first:
+            copied = self._copy_ahead(plan.precopy)
         for chunk in manifest.boundary_chunks if manifest else ():
             self._run_chunk(chunk, range(self.arena.num_layers), received)
         for layer in range(self.arena.num_layers):
@@ -100,6 +105,11 @@ class FakeRanks:
                 self._switch_layer(manifest, layer, received)
             for step in plan.sequences:
                 self._write_rows(step, layer)
+        if plan.precopy is not None:
+            if not ahead_first:
+                copied = self._copy_ahead(plan.precopy)
+            self._check_copied(plan.precopy)
+        self._check_weights()
         tokens: list[list[SampledToken]] = [[] for _ in received]
         scores: list[list[PromptLogprobs]] = [[] for _ in received]
         self._report(plan, tokens, scores)
@@ -111,6 +121,7 @@ class FakeRanks:
                 tokens=tuple(tokens[rank]),
                 prompt_logprobs=tuple(scores[rank]),
                 switch_bytes_received=received[rank],
+                precopy_bytes_received=copied[rank],
                 times=StepTimes(total_s=1.0 + rank, switch_wait_s=0.25 * rank),
             )
             for rank in range(self.arena.num_ranks)
@@ -161,9 +172,43 @@ class FakeRanks:
                     seen.add((rank, slot))
 
     def _switch_layer(self, manifest: SwitchManifest, layer: int, received: list[int]) -> None:
-        self._fill_weights(layer, frozenset(manifest.gathered))
+        if layer not in manifest.ready_layers:
+            self._fill_weights(layer, frozenset(manifest.gathered))
         for chunk in manifest.layer_chunks:
             self._run_chunk(chunk, (layer,), received)
+
+    def _copy_ahead(self, batch: PrecopyBatch) -> list[int]:
+        """Copy what no row of this step may need or disturb; pages received by each rank."""
+        received = [0] * self.arena.num_ranks
+        tables = [row for mirror in self.mirrors.values() for row in mirror.table]
+        shown = {copy for row in tables for copy in _copies(row)}
+        under = {slot for matrix in batch.gathered for slot in self.arena.lenders[matrix]}
+        assert not any(slot in under for _, slot in shown), "weights over a page"
+        assert not RULES[self.layout].fills.intersection(batch.gathered), "weights that are in use"
+        for layer in batch.weight_layers:
+            self._fill_weights(layer, frozenset(batch.gathered))
+        assert not shown.intersection((move.dst, move.dst_slot) for move in batch.moves)
+        assert shown.issuperset((move.src, move.src_slot) for move in batch.moves)
+        for chunk in batch.chunks:
+            self._run_chunk(chunk, range(self.arena.num_layers), received)
+        return received
+
+    def _check_copied(self, batch: PrecopyBatch) -> None:
+        """What was copied ahead is whole, and equal to its source before and after the rows."""
+        for move in batch.moves:
+            page = self.read_page(move.dst, move.dst_slot)
+            assert page == self.read_page(move.src, move.src_slot), move
+            assert None not in page, "a page copied ahead before it was full"
+
+    def _check_weights(self) -> None:
+        """A replicated layout has all weights where they belong, whenever they came."""
+        if self.arena.num_ranks == 1:
+            return  # one rank has all heads anyway
+        filled = [slot for matrix in RULES[self.layout].fills for slot in self.arena.lenders[matrix]]
+        for rank in range(self.arena.num_ranks):
+            for slot in filled:
+                for layer in range(self.arena.num_layers):
+                    assert self._page(rank, layer, slot) == [WEIGHTS] * self.arena.page_size
 
     def _run_chunk(self, chunk: Chunk, layers: Sequence[int], received: list[int]) -> None:
         staged = [

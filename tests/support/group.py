@@ -62,7 +62,9 @@ class Group:
         self.spec = ranks.spec
         self.scheduler: GroupScheduler
         self.seen: Counter[str] = Counter()
-        """Over all lives: evacuations, recomputed sequences, and each direction of a switch."""
+        """Over all lives: evacuations, recomputed sequences, copies ahead, directions of switches."""
+        self.last_plan: StepPlan | None = None
+        """What the last call of `step` executed."""
         self._started: set[SeqId] = set()
 
     def reset(self, layout: Layout, config: SchedulerConfig) -> None:
@@ -75,7 +77,7 @@ class Group:
 
     def step(self) -> tuple[Event, ...]:
         """One step if there is anything to do."""
-        plan = self.scheduler.next_plan()
+        plan = self.last_plan = self.scheduler.next_plan()
         if plan is None:
             return self.scheduler.take_events()
         self._look_at(plan)
@@ -90,6 +92,10 @@ class Group:
         if plan.manifest is not None:
             self.seen["evacuations"] += bool(plan.manifest.boundary_chunks)
             self.seen[f"{plan.manifest.layout_from}→{plan.manifest.layout_to}"] += 1
+            self.seen["commits"] += plan.mode is SwitchMode.PRECOPIED
+        if plan.precopy is not None:
+            self.seen["layers ahead"] += len(plan.precopy.weight_layers)
+            self.seen["pages ahead"] += len(plan.precopy.moves)
 
     @property
     def table(self) -> PageTable:
@@ -166,6 +172,8 @@ class Pair:
                     group=GroupId(role.value),
                     chunk_tokens=schedule.chunk_tokens,
                     admission_overcommit=schedule.overcommit,
+                    # A page or the weights of a layer at a time: other things happen meanwhile.
+                    precopy_bytes_per_step=1,
                 ),
             )
         return _Play(self, schedule, switching).run(max_ticks)

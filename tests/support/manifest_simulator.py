@@ -74,7 +74,8 @@ class ArenaSimulator:
         page_bytes = self._arena.slot_bytes
         self._run_phase(manifest.boundary_chunks, layers, unit=page_bytes, staging_bytes=staging_bytes)
         for layer in layers:
-            self._fill_weights(layer, frozenset(manifest.gathered))
+            if layer not in manifest.ready_layers:
+                self._fill_weights(layer, frozenset(manifest.gathered))
             self._run_phase(manifest.layer_chunks, [layer], unit=LAYER_BYTES, staging_bytes=staging_bytes)
 
     def assert_outcome(self, table: PageTable, layout: Layout) -> None:

@@ -47,7 +47,7 @@ def _asks(draw: st.DrawFn, size: Size) -> Ask:
 
 
 def schedules(size: Size, layouts: Sequence[Layout] = STANDARD_LAYOUTS) -> st.SearchStrategy[Schedule]:
-    """Arrivals, chunk sizes, cancellations and switches of both phases at random steps, in both modes."""
+    """Arrivals, chunk sizes, cancellations and switches of both phases at random steps, in all modes."""
     turns = st.builds(
         Turn,
         tick=st.integers(0, size.last_turn),

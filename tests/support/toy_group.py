@@ -217,6 +217,6 @@ class ToyGroup:
         assert audit.leases == ()
         assert self.scheduler.count() == 0
         for rank in audit.ranks:
-            assert rank.kv == rank.quarantined == 0
+            assert rank.kv == rank.quarantined == rank.precopied == 0
             assert rank.slots == rank.free + rank.weights
         assert self.scheduler.kv_tokens().used == 0

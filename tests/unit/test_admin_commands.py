@@ -92,6 +92,18 @@ def test_set_sends_phase_group_layout_mode_and_prints_the_answer(
     assert "DP → DOP (overlapped), epoch 3, 2.00 KiB moved, 1.5 ms exposed" in capsys.readouterr().out
 
 
+def test_set_tells_what_was_copied_ahead_and_why_not(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "rank 1 needs 9 free slots for second copies of its pages, has 4"
+    admin.answers["POST /admin/layout"] = (200, {**SWITCH, "precopied_bytes": 4096, "fallback": reason})
+    assert _splash(monkeypatch, "layout", "set", "decode", "DOP", "--mode", "precopied") == 0
+    assert admin.asked[0][2]["mode"] == "precopied"
+    text = capsys.readouterr().out
+    assert "2.00 KiB moved after 4.00 KiB copied ahead" in " ".join(text.split())
+    assert f"not precopied: {reason}" in text
+
+
 @pytest.mark.parametrize(("status", "code"), [(409, 3), (400, 2), (404, 2), (401, 2), (503, 1), (500, 1)])
 def test_exit_codes_follow_the_status_and_the_message_is_shown(
     status: int,
@@ -125,7 +137,7 @@ def test_audit_fails_when_anything_is_held(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rank = {"rank": 0, "slots": 9, "free": 1, "weights": 2, "kv": 3, "quarantined": 0}
+    rank = {"rank": 0, "slots": 9, "free": 1, "weights": 2, "kv": 3, "quarantined": 0, "precopied": 0}
     lease = {"lease": "i/1", "state": "claimed", "owner": "r", "writer": "", "pages": 3, "age_s": 1.25}
     group = {"group": "decode-0", "phase": "decode", "layout": "DP", "layout_epoch": 0}
     report = {"pages_held": held, "groups": [{**group, "ranks": [rank], "leases": [lease]}]}

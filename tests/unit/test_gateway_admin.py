@@ -66,6 +66,8 @@ def test_switch_and_switch_to_the_same(router: RunningRouter, http: httpx.Client
         "mode": "blocking",
         "exposed_ms": 0.0,
         "bytes": 4096,
+        "precopied_bytes": 0,
+        "fallback": None,
     }
     body = {"phase": "decode", "group": "decode-0", "layout": "DOP", "hold_s": 0}
     same = http.post(url, json=body).json()

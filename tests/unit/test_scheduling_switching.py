@@ -28,7 +28,7 @@ def owners(group: ToyGroup) -> dict[SeqId, set[int]]:
     }
 
 
-@pytest.mark.parametrize("mode", list(SwitchMode))
+@pytest.mark.parametrize("mode", [SwitchMode.BLOCKING, SwitchMode.OVERLAPPED])
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_running_waiting_and_half_prefilled_sequences_survive(
     before: Layout, after: Layout, mode: SwitchMode

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -40,6 +41,8 @@ class Scheduler:
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)
         self.asked: list[Layout] = []
+        self.layout = Layout.TP
+        self.copying_ahead = False
 
     def request_switch(self, layout: Layout, mode: SwitchMode = SwitchMode.OVERLAPPED) -> object:
         del mode
@@ -105,6 +108,7 @@ def _switched(to: Layout = Layout.DP, frm: Layout = Layout.TP) -> SwitchedEvent:
     )
 
 
+_AHEAD = SwitchMode.PRECOPIED
 _PLAN = StepPlan(step=StepId(1), epoch=Epoch(4), layout=Layout.DP)
 
 
@@ -209,6 +213,58 @@ def test_one_wish_at_a_time_and_none_against_a_pin() -> None:
         other.steering.pin(Layout.TP)
         with pytest.raises(Conflict, match="pinned to TP"):
             other.steering.set_layout(Layout.CP, SwitchMode.BLOCKING, hold_s=60)
+
+    _in_loop(scenario)
+
+
+def test_setting_the_present_layout_calls_off_a_switch_that_copies_ahead() -> None:
+    async def scenario() -> None:
+        stay = SwitchedEvent(
+            layout_from=Layout.TP, layout_to=Layout.TP, epoch=Epoch(3), mode=_AHEAD, bytes_received=0
+        )
+        bench = Bench(None, stay)
+        first = bench.steering.set_layout(Layout.DP, _AHEAD, hold_s=60)
+        bench.boundary()
+        with pytest.raises(Conflict, match="under way"):
+            bench.steering.set_layout(Layout.TP, _AHEAD, hold_s=60)
+        bench.scheduler.copying_ahead = True
+        with pytest.raises(Conflict, match="under way"):
+            bench.steering.set_layout(Layout.CP, _AHEAD, hold_s=60)
+        second = bench.steering.set_layout(Layout.TP, SwitchMode.OVERLAPPED, hold_s=60)
+        with pytest.raises(Conflict, match="called off: TP"):
+            await first
+        bench.boundary()
+        assert (await second).layout_to is Layout.TP
+        assert bench.scheduler.asked == [Layout.DP, Layout.TP]
+
+    _in_loop(scenario)
+
+
+def test_a_pin_of_the_present_layout_calls_off_a_switch_that_copies_ahead() -> None:
+    async def scenario() -> None:
+        bench = Bench(None, None)
+        answer = bench.steering.set_layout(Layout.DP, _AHEAD, hold_s=60)
+        bench.boundary()
+        bench.scheduler.copying_ahead = True
+        bench.steering.pin(Layout.TP)
+        with pytest.raises(Conflict, match="pinned"):
+            await answer
+        assert bench.scheduler.asked == [Layout.DP, Layout.TP]
+
+    _in_loop(scenario)
+
+
+def test_an_outcome_says_what_was_copied_ahead_and_why_not() -> None:
+    async def scenario() -> None:
+        bench = Bench(None)
+        answer = bench.steering.set_layout(Layout.DP, _AHEAD, hold_s=60)
+        bench.boundary()
+        event = replace(_switched(), precopied_bytes=55, fallback="rank 1 needs 2 slots")
+        bench.steering.on_switched(event, _PLAN)
+        outcome = await answer
+        assert (outcome.bytes_received, outcome.precopied_bytes) == (77, 55)
+        assert outcome.fallback == "rank 1 needs 2 slots"
+        assert "77 bytes moved, 55 copied ahead; not precopied: rank 1" in event.summary()
 
     _in_loop(scenario)
 

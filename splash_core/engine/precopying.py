@@ -1,0 +1,40 @@
+"""Executing a precopy batch on one rank, beside the rows of its step.
+
+Why it may run beside them, in any order: it reads pages that are full, which no row changes; it writes slots
+that no page table shows, and weights of other heads, which no layout reads while its projections are sharded.
+"""
+
+from splash_core.engine.lanes import Lane, Move
+from splash_core.engine.switching import ChunkMove, PlannedChunk, StateMover, WeightMove
+from splash_core.kv.arena import Arena
+from splash_core.switch.precopy import PrecopyBatch
+
+
+class PrecopyExecution:
+    """One batch on its way; the transfer communicator is its alone meanwhile.
+
+    Args:
+        batch: what to copy, the same on all ranks.
+        mover: this rank's mover.
+        arena: this rank's arena.
+        lane: a fresh one, where the copies run.
+    """
+
+    def __init__(self, batch: PrecopyBatch, *, mover: StateMover, arena: Arena, lane: Lane) -> None:
+        self._lane = lane
+        self._moves: list[Move] = [
+            *(WeightMove(layer, mover, batch.gathered) for layer in batch.weight_layers),
+            *(ChunkMove(PlannedChunk(chunk, mover), mover, arena.pages_SLPC) for chunk in batch.chunks),
+        ]
+
+    def start(self) -> None:
+        """Begin; the step's manifest, if it has one, must have been executed."""
+        self._lane.start(self._moves, ())
+
+    def finish(self) -> None:
+        """Let what is computed next see all copies on this rank.
+
+        Raises:
+            Exception: whatever a transfer failed with; the group is then to end.
+        """
+        self._lane.finish()

@@ -1,0 +1,114 @@
+"""The mode `precopied` at a group's step boundaries: begin, go on, commit, call off.
+
+Invariant: slots taken for copies ahead are given back at boundaries only, when no step is under way that
+might be writing to them; and none is left when no copying is under way.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from splash_core.layout.layout import Layout
+from splash_core.layout.pages import PageCopy
+from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
+from splash_core.scheduling.precopy import Precopy
+from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.sequence import Roster
+from splash_core.scheduling.step import StepResult
+from splash_core.switch.manifest import SwitchManifest, SwitchMode
+from splash_core.switch.precopy import PrecopyBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadRecord:
+    """What was copied ahead of a switching step."""
+
+    ready_layers: tuple[int, ...] = ()
+    """Layers whose gathered weights are in place."""
+    bytes_received: int = 0
+    """By all ranks from other ranks."""
+    fallback: str = ""
+    """Why (the rest of) the switch is overlapped though it was to be precopied; empty if it is not."""
+
+    def mode(self, wished: SwitchMode) -> SwitchMode:
+        """How the switching step is executed."""
+        return SwitchMode.OVERLAPPED if self.fallback else wished
+
+
+class CopyingAhead:
+    """At most one precopy at a time."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        residency: Residency,
+        present: Present,
+        owners: OwnerAssignment,
+        config: SchedulerConfig,
+    ) -> None:
+        self._roster = roster
+        self._residency = residency
+        self._present = present
+        self._owners = owners
+        self._config = config
+        self._precopy: Precopy | None = None
+        self._adopted: tuple[PageCopy, ...] = ()
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout that copies are made for; None when nothing is copied ahead."""
+        return None if self._precopy is None else self._precopy.layout
+
+    @property
+    def promised(self) -> Owners:
+        """Owners that copies ahead have been made for."""
+        return NO_OWNERS if self._precopy is None else self._precopy.promised
+
+    def goes_on(self, layout: Layout, mode: SwitchMode) -> bool:
+        """At a boundary: True while the switch to `layout` copies ahead; False when it is due."""
+        if mode is not SwitchMode.PRECOPIED:
+            return False
+        if self._precopy is None:
+            self._precopy = Precopy(
+                layout,
+                roster=self._roster,
+                residency=self._residency,
+                present=self._present,
+                owners=self._owners,
+                config=self._config,
+            )
+        # Gathered weights must stay what they are: from now on no page goes where they are.
+        self._residency.avoid_borrowed |= self._precopy.fills
+        return not self._precopy.due()
+
+    def clear(self) -> SwitchManifest | None:
+        """At a boundary that moves nothing else: clear some slots that weights will fill."""
+        return None if self._precopy is None else self._precopy.clear()
+
+    def next_batch(self) -> PrecopyBatch | None:
+        """After the step's rows have their pages: what the step copies ahead."""
+        return None if self._precopy is None else self._precopy.next_batch()
+
+    def executed(self, results: Seq[StepResult]) -> None:
+        """A step has ended on all ranks."""
+        if self._precopy is not None:
+            self._precopy.bytes_received += sum(result.precopy_bytes_received for result in results)
+
+    def adopt(self) -> AheadRecord:
+        """At the switch's boundary, before it is planned: copies ahead become copies. Then `end`."""
+        if self._precopy is None:
+            return AheadRecord()
+        self._adopted = self._residency.table.adopt_ahead()
+        return AheadRecord(
+            ready_layers=self._precopy.ready_layers,
+            bytes_received=self._precopy.bytes_received,
+            fallback=self._precopy.fallback,
+        )
+
+    def end(self, *, undo: bool) -> None:
+        """At a boundary: no copying any more. With `undo` as if nothing had ever been copied."""
+        adopted, self._adopted, self._precopy = self._adopted, (), None
+        if undo:
+            self._residency.table.discard(adopted)
+            self._residency.table.ahead.clear()

@@ -1,0 +1,120 @@
+"""Copy a switch's state ahead of it: the pure half of the mode `precopied` (docs/model.md §5).
+
+A page that is full never changes again, and weights never change, so ordinary steps can carry them to where
+the switch wants them; the switching step then moves only what was written since. Invariant: a batch reads
+full pages of sequences that nobody outside uses, and writes slots that no page table shows: so it may run
+beside the rows of its step, in any order with them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.layout import Matrices, Matrix
+from splash_core.layout.ownership import PageTable
+from splash_core.layout.pages import slot_kinds
+from splash_core.switch.evacuation import pack
+from splash_core.switch.manifest import Chunk, PageMove
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecopyBatch:
+    """What one ordinary step copies ahead. It is complete on all ranks before the step's result is told.
+
+    Every rank executes weights first, then chunks; after the moves of the step's manifest, if it has one.
+    """
+
+    weight_layers: tuple[int, ...] = ()
+    """Layers whose missing shards of `gathered` are put into their places."""
+    gathered: tuple[Matrix, ...] = ()
+    """Matrices to gather, in the order of `Matrix`."""
+    chunks: tuple[Chunk, ...] = ()
+    """Whole pages, all layers at once."""
+
+    @property
+    def moves(self) -> tuple[PageMove, ...]:
+        """All page copies."""
+        return tuple(move for chunk in self.chunks for move in chunk)
+
+
+class PageCopies:
+    """Gathers page copies for one batch: at most `capacity` into and out of each rank."""
+
+    def __init__(self, table: PageTable, *, capacity: int, lent: Matrices) -> None:
+        self._table = table
+        self._capacity = capacity
+        self._lent = lent
+        self._received: Counter[RankId] = Counter()
+        self._sent: Counter[RankId] = Counter()
+        self._moves: list[PageMove] = []
+
+    def add(self, page: PageId, rank: RankId) -> bool:
+        """Copy a page to a rank, from its least loaded holder; False when the batch cannot carry it.
+
+        The caller has made sure that the rank has a free slot.
+        """
+        holder = min(self._table.copies(page), key=lambda copy: (self._sent[copy.rank], copy.rank))
+        if max(self._received[rank], self._sent[holder.rank]) >= self._capacity:
+            return False
+        slot = self._table.copy_ahead(page, holder.rank, rank, lent=self._lent)
+        assert slot is not None  # the caller has counted
+        self._received[rank] += 1
+        self._sent[holder.rank] += 1
+        self._moves.append(PageMove(page, holder.rank, holder.slot, rank, slot))
+        return True
+
+    def chunks(self, *, capacity: int) -> tuple[Chunk, ...]:
+        """The copies, at most `capacity` of them into and out of each rank in one chunk."""
+        return pack(self._moves, capacity=capacity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoHeadroom:
+    """A rank that cannot hold second copies, with the numbers that an operator needs."""
+
+    rank: RankId
+    needed_slots: int
+    free_slots: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} needs {self.needed_slots} free slots for {self.what}, has {self.free_slots}"
+
+
+def find_headroom(
+    table: PageTable, needed: Mapping[RankId, int], *, lent: Matrices, what: str
+) -> NoHeadroom | None:
+    """The rank that lacks most of the slots that it needs; None when all have room."""
+    free = {rank: table.free_slots(rank, lent=lent) for rank in needed}
+    worst = max(needed, key=lambda rank: (needed[rank] - free[rank], -rank), default=None)
+    if worst is None or needed[worst] <= free[worst]:
+        return None
+    return NoHeadroom(rank=worst, needed_slots=needed[worst], free_slots=free[worst], what=what)
+
+
+def plan_clearing(
+    table: PageTable, slots: Sequence[SlotId], *, lent: Matrices, capacity: int
+) -> tuple[PageMove, ...] | NoHeadroom:
+    """Move pages out of slots that weights will fill, to free slots of their ranks.
+
+    Pages that somebody outside uses stay.
+
+    Args:
+        table: the group's pages; only read.
+        slots: the slots to clear, the same on all ranks.
+        lent: matrices whose borrowed slots may take the pages.
+        capacity: most moves on each rank.
+    """
+    moves: list[PageMove] = []
+    for rank in (RankId(rank) for rank in range(table.num_ranks)):
+        users = ((slot, table.user(rank, slot)) for slot in slots)
+        under = [(slot, page) for slot, page in users if page is not None and not table.is_pinned(page)]
+        targets = [slot for kind in slot_kinds(lent) for slot in table.pools[rank].free_ids(kind)]
+        if len(under) > len(targets):
+            return NoHeadroom(
+                rank=rank, needed_slots=len(under), free_slots=len(targets), what="pages under its weights"
+            )
+        pairs = zip(under[:capacity], targets, strict=False)
+        moves.extend(PageMove(page, rank, src, rank, dst) for (src, page), dst in pairs)
+    return tuple(moves)
