@@ -26,7 +26,7 @@ from splash_core.switch.manifest import Primitive, SwitchManifest
 from splash_core.switch.precopy import NoHeadroom, PageCopies, PrecopyBatch, find_headroom, plan_clearing
 
 _SPARE_BOUNDARIES = 8
-_PAGES_A_STEP = 1024
+_PAGES_A_STEP = 256
 """Most pages that one step gives a row to come: making and telling them must not hold the step up."""
 
 
