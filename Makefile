@@ -20,7 +20,7 @@ TESTS ?= tests
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check fmt proto bench clean
+.PHONY: help demo test check fmt proto bench results clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -55,6 +55,9 @@ proto: $(READY)  ## generate splash_core/pb from proto/
 
 bench: $(READY)  ## tokens per second against transformers (minutes; needs a quiet machine)
 	@env -u OMP_NUM_THREADS $(BIN)/splash bench serve --out docs/results $(ARGS)
+
+results: $(READY)  ## docs/results/README.md from the JSON documents beside it
+	@$(BIN)/python -m services.bench page docs/results
 
 clean:  ## remove the virtual environment and caches of the tools
 	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache splash.egg-info build

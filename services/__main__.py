@@ -2,4 +2,6 @@
 
 from services.cli import main
 
-main()
+# Guarded: rank processes of a benchmark import this module again.
+if __name__ == "__main__":
+    main()

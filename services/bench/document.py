@@ -5,7 +5,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ class BenchDocument:
     machine: str
     commit: str
     date: str
+    not_reached: Sequence[str] = field(default=())
+    """Cells that the time did not suffice for."""
 
     def to_json(self) -> dict[str, Any]:
-        """The contract's shape."""
-        return {
+        """The contract's shape; `not_reached` only where something was left out."""
+        fields: dict[str, Any] = {
             "bench": self.bench,
             "machine": self.machine,
             "commit": self.commit,
@@ -33,23 +35,58 @@ class BenchDocument:
             "settings": dict(self.settings),
             "rows": [dict(row) for row in self.rows],
         }
+        return fields | ({"not_reached": list(self.not_reached)} if self.not_reached else {})
 
     def write(self, folder: Path) -> Path:
         """Write `BENCH-DATE-COMMIT.json` into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.bench}-{self.date[:10]}-{self.commit}.json"
-        path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        self.write_to(path)
         return path
+
+    def write_to(self, path: Path) -> None:
+        """Replace a file; a reader, or a kill at any moment, finds the old or the new one."""
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        part.replace(path)
 
 
 def measured_here(
-    bench: str, *, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    bench: str,
+    *,
+    settings: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    commit: str = "",
+    accelerators: str = "",
 ) -> BenchDocument:
-    """A document about this machine, this commit and this moment."""
+    """A document about this machine, this commit and this moment.
+
+    Args:
+        bench: its name.
+        settings: what the rows depend on.
+        rows: measured.
+        commit: default: what git says of this folder.
+        accelerators: devices beside the CPU, in words.
+    """
     now = datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds")
     return BenchDocument(
-        bench=bench, settings=settings, rows=rows, machine=_machine(), commit=_commit(), date=now
+        bench=bench,
+        settings=settings,
+        rows=rows,
+        machine=f"{accelerators}, {_machine()}" if accelerators else _machine(),
+        commit=commit or _commit(),
+        date=now,
     )
+
+
+def fresh_path(folder: Path, document: BenchDocument, label: str = "") -> Path:
+    """A file for a document that is written more than once; never one of an earlier run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "-".join(part for part in (document.bench, label, document.date[:10], document.commit) if part)
+    path, number = folder / f"{name}.json", 2
+    while path.exists():
+        path, number = folder / f"{name}-{number}.json", number + 1
+    return path
 
 
 def _machine() -> str:

@@ -9,13 +9,18 @@ from typing import Any
 import openai
 
 from services.admin_client import AdminClient
-from services.bench.workload import Workload, common_window_rate, median_of, prompt_ids
+from services.bench.workload import (
+    FIXED,
+    POLICY,
+    Workload,
+    common_window_rate,
+    median_of,
+    prompt_ids,
+    rate_name,
+)
 from services.launch import Stack
 from splash_core.config import UpSettings
-from splash_core.layout.layout import STANDARD_LAYOUTS
 
-FIXED = STANDARD_LAYOUTS
-POLICY = "policy"
 _HOLD_S = 3600.0
 _KV_BYTES = 512 << 20
 
@@ -154,11 +159,6 @@ def _rows_of(
     progress(f"{layout}: prefill of {workload.prefill_prompt} tokens")
     rows.append(_row("prefill", layout, 1, served.prefill_rate(workload), baseline))
     return rows
-
-
-def rate_name(what: str, batch: int) -> str:
-    """A key of the baseline's rates."""
-    return f"{what}-{batch}"
 
 
 def _row(what: str, layout: str, batch: int, rate: float, baseline: Mapping[str, float]) -> dict[str, Any]:

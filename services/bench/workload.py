@@ -11,7 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from splash_core.errors import ConfigError
+from splash_core.layout.layout import STANDARD_LAYOUTS
 
+FIXED = STANDARD_LAYOUTS
+POLICY = "policy"
+"""Beside fixed layouts: whatever the policy chooses."""
 LOWEST_ID, HIGHEST_ID = 1000, 40_000
 """Ordinary tokens of the demo model's vocabulary."""
 
@@ -25,6 +29,11 @@ class Workload:
     batches: tuple[int, ...] = (1, 8)
     prefill_prompt: int = 1000
     reps: int = 3
+
+
+def rate_name(what: str, batch: int) -> str:
+    """A key of the baseline's rates."""
+    return f"{what}-{batch}"
 
 
 def prompt_ids(length: int, seed: int) -> list[int]:

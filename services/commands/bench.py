@@ -1,4 +1,4 @@
-"""`splash bench`: measured tables, with the machine, commit and settings they were measured with."""
+"""`splash bench serve`: rates of a running stack; the benchmarks on ranks are in `services.bench.cli`."""
 
 import dataclasses
 import json
@@ -10,23 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from services.bench.cli import app
 from services.bench.document import measured_here
-from services.bench.serve import FIXED, POLICY, rate_name, serve_rows
-from services.bench.workload import Workload
-from services.commands.layout import Json
-from services.commands.model import fetch_demo_model
+from services.bench.workload import FIXED, POLICY, Workload, rate_name
 from services.progress import progress_console, stages
 
-app = typer.Typer(no_args_is_help=True, help="Measure, and write tables with machine, commit and settings.")
+__all__ = ["app"]
 
 ALL = ",".join((*FIXED, POLICY))
 Layouts = Annotated[str, typer.Option(help="Which to measure, separated by commas.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the JSON document, for example docs/results.")]
-
-
-@app.callback()
-def _group() -> None:
-    """Measure, and write tables with machine, commit and settings."""
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
 
 
 @app.command("serve")
@@ -45,6 +39,10 @@ def serve(
 
     Example: `splash bench serve --out docs/results`
     """
+    # Imported here: machines for the other benchmarks need not have what serving needs.
+    from services.bench.serve import serve_rows
+    from services.commands.model import fetch_demo_model
+
     model = fetch_demo_model()
     workload = Workload(reps=reps, decode_tokens=decode_tokens, prefill_prompt=prefill_tokens)
     with stages(progress_console(), "bench serve") as progress:

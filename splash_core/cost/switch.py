@@ -123,6 +123,30 @@ def switch_cost(
     )
 
 
+def exposed_with_one_buffer(moves: Sequence[float], computes: Sequence[float]) -> float:
+    """(7): by how much a step is longer if layer i's state moves while layer i - 1 computes, and not before.
+
+    Args:
+        moves: τ_i, time to move each layer's state.
+        computes: c_i, time to compute each layer; at least one fewer than `moves`, in the same unit.
+    """
+    late = (move - compute for move, compute in zip(moves[1:], computes, strict=False))
+    return sum(moves[:1]) + sum(max(0.0, excess) for excess in late)
+
+
+def exposed_running_ahead(moves: Sequence[float], computes: Sequence[float]) -> float:
+    """As (7), if moves wait for nothing but each other: slack that one layer leaves helps the next ones.
+
+    max over k of Σ_{i ≤ k} τ_i − Σ_{i < k} c_i, at least 0; never more than with one buffer.
+    """
+    exposed = moved = computed = 0.0
+    for layer, move in enumerate(moves):
+        moved += move
+        exposed = max(exposed, moved - computed)
+        computed += computes[layer] if layer < len(computes) else 0.0
+    return exposed
+
+
 def _gathers(rule_from: LayoutRule, rule_to: LayoutRule, matrix: Matrix) -> bool:
     return (
         rule_from.projections[matrix] is Projection.SHARDED

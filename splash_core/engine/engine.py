@@ -17,32 +17,50 @@ from splash_core.attention.batch import Batch, build_batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
+from splash_core.engine.backends import backends_for
 from splash_core.engine.decoder import hidden_rows
+from splash_core.engine.graphs import DecodeGraphs
+from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
+from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
-from splash_core.engine.output import draw_tokens, score_prompts
+from splash_core.engine.output import draw_from, draw_tokens, score_prompts
 from splash_core.engine.precopying import PrecopyExecution
+from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import RULES, Layout, Matrix, Projection
 from splash_core.layout.slots import ArenaMap
-from splash_core.model.checkpoint import Checkpoint, Progress
+from splash_core.model.checkpoint import Checkpoint, Progress, Reader
+from splash_core.model.random_weights import RandomReader
 from splash_core.model.rope import RotaryTable, softmax_scale
 from splash_core.model.weights import load_shard, planned_bytes, read_projection
 from splash_core.scheduling.step import PromptLogprobs, SampledToken, StepPlan, StepResult, StepTimes
 from splash_core.spec.model import ModelSpec
+from splash_core.units import LAYERS_AHEAD
 
 
 class RankEngine:
-    """Model shard, arena and mirrors of one rank. Use `load`."""
+    """Model shard, arena and mirrors of one rank. Use `load`, or `random` to measure."""
 
-    def __init__(self, ctx: RankContext, comms: RankComms, layout: Layout) -> None:
+    def __init__(
+        self, ctx: RankContext, comms: RankComms, layout: Layout, graphs: DecodeGraphs | None = None
+    ) -> None:
         self.ctx = ctx
-        self._comms = comms
+        self._graphs = graphs
+        self.layers_ahead = LAYERS_AHEAD
+        """Of a switch on a GPU: layers whose moves are enqueued before the layer that computes."""
+        self.switch_times = SwitchTimes()
+        """Of the latest step."""
         self._layout = layout
         self._epoch = Epoch(0)
         self._mirrors = Mirrors(ctx.num_ranks)
+        self.mover = StateMover(ctx.arena, comms.transfer, ctx.kernels)
+        """Moves this rank's state; benchmarks use it by itself."""
+        self._gpu: Gpu | None = CudaGpu(ctx.device) if ctx.device.type == "cuda" else None
+        self.mark: Marker = no_marks
+        """Told where each step stands; set by benchmarks."""
 
     @classmethod
     def load(
@@ -74,30 +92,64 @@ class RankEngine:
         """
         rank, num_ranks = comms.compute.rank, comms.compute.size
         views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
-        kinds = RULES[layout].projections
         with Checkpoint.open(checkpoint, spec=spec) as source:
             if progress is not None:
+                kinds = RULES[layout].projections
                 heads = {matrix: len(views.projection(0, matrix, kind)) for matrix, kind in kinds.items()}
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
-            weights = load_shard(source, spec, rank, num_ranks, dtype, comms.device)
-            _load_projections(source, views, kinds)
+            return cls._read(source, views, comms, layout)
+
+    @classmethod
+    def random(
+        cls,
+        seed: int,
+        *,
+        spec: ModelSpec,
+        arena: ArenaMap,
+        memory: Tensor,
+        comms: RankComms,
+        dtype: torch.dtype,
+        layout: Layout,
+    ) -> "RankEngine":
+        """Random weights, made on the device; for benchmarks. Arguments as those of `load`."""
+        views = Arena(arena, spec, rank=comms.compute.rank, memory=memory, dtype=dtype)
+        source = RandomReader(spec, seed=seed, dtype=dtype, device=comms.device)
+        return cls._read(source, views, comms, layout)
+
+    @classmethod
+    def _read(cls, source: Reader, views: Arena, comms: RankComms, layout: Layout) -> "RankEngine":
+        spec, dtype, device = views.spec, views.dtype, comms.device
+        _load_projections(source, views, RULES[layout].projections)
+        backends = backends_for(device, dtype, spec)
         ctx = RankContext(
             comm=comms.compute,
+            kernels=backends.kernels,
+            attention=backends.attention,
             arena=views,
             spec=spec,
-            weights=weights,
-            rotary=RotaryTable(spec, dtype, comms.device),
+            weights=load_shard(source, spec, views.rank, comms.compute.size, dtype, device),
+            rotary=RotaryTable(spec, dtype, device),
             scale=softmax_scale(spec),
-            device=comms.device,
+            device=device,
             dtype=dtype,
         )
         return cls(ctx, comms, layout)
+
+    def reserve_staging(self, num_bytes: int) -> None:
+        """Take the staging of switches now, so that no step stops to allocate it; nothing to do on CPU."""
+        if self._gpu is not None:
+            for track, stream in enumerate(self._gpu.tracks):
+                with self._gpu.on(stream):
+                    self.mover.staging.reserve(track, num_bytes // len(self._gpu.tracks))
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan; a failure leaves the rank unusable and is to end the group."""
         began = time.perf_counter()
-        switch, mover = self._begin_switch(plan)
+        received = self.mover.bytes_received
+        self.mark(StepPoint.BEGIN, NO_LAYER)
+        switch = self._begin_switch(plan)
+        self.mark(StepPoint.MOVED, NO_LAYER)
         ahead = self._precopy(plan)
         if ahead is not None and switch is None:
             ahead.start()
@@ -108,22 +160,26 @@ class RankEngine:
             tokens, scores = self._run_rows(plan, switch)
         if switch is not None:
             switch.finish()
-            if ahead is not None:
+        switched = received if switch is None else self.mover.bytes_received
+        if ahead is not None:
+            if switch is not None:
                 ahead.start()  # after the manifest: it may read what that has moved
+            ahead.finish()
+        self.mark(StepPoint.END, NO_LAYER)
+        if self._gpu is not None:
+            self._gpu.compute().synchronize()  # what a rank reports has happened
+        self.switch_times = SwitchTimes() if switch is None else switch.times()
         return StepResult(
             step=plan.step,
             rank=self.ctx.rank,
             tokens=tokens,
             prompt_logprobs=scores,
-            switch_bytes_received=mover.bytes_received,
-            precopy_bytes_received=0 if ahead is None else ahead.finish(),
-            times=StepTimes(
-                total_s=time.perf_counter() - began, switch_wait_s=switch.wait_s if switch else 0.0
-            ),
+            switch_bytes_received=switched - received,
+            precopy_bytes_received=self.mover.bytes_received - switched,
+            times=StepTimes(total_s=time.perf_counter() - began, switch_wait_s=self.switch_times.wait_s),
         )
 
-    def _begin_switch(self, plan: StepPlan) -> tuple[SwitchExecution | None, StateMover]:
-        mover = StateMover(self.ctx.arena, self._comms.transfer)
+    def _begin_switch(self, plan: StepPlan) -> SwitchExecution | None:
         manifest = plan.manifest
         expected = self._epoch if manifest is None else manifest.epoch
         layout = self._layout if manifest is None else manifest.layout_to
@@ -134,16 +190,22 @@ class RankEngine:
             )
         self._epoch, self._layout = plan.epoch, plan.layout
         if manifest is None:
-            return None, mover
-        switch = SwitchExecution(manifest, plan.mode, mover=mover, arena=self.ctx.arena)
+            return None
+        switch = SwitchExecution(
+            manifest, plan.mode, mover=self.mover, arena=self.ctx.arena, lane=self._new_lane()
+        )
         switch.start()
-        return switch, mover
+        return switch
+
+    def _new_lane(self) -> Lane:
+        if self._gpu is None:
+            return ThreadLane()
+        return StreamLane(self._gpu, layers_ahead=self.layers_ahead)
 
     def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
         if plan.precopy is None:
             return None
-        mover = StateMover(self.ctx.arena, self._comms.transfer)
-        return PrecopyExecution(plan.precopy, mover=mover, arena=self.ctx.arena)
+        return PrecopyExecution(plan.precopy, mover=self.mover, arena=self.ctx.arena, lane=self._new_lane())
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None
@@ -155,17 +217,26 @@ class RankEngine:
             rank=ctx.rank,
             num_ranks=ctx.num_ranks,
             page_size=ctx.arena.map.page_size,
-            device=ctx.device,
         )
+        in_place = switch is None or switch.in_place
+        if self._graphs is not None and in_place and self._graphs.covers(plan.layout, batch):
+            return draw_from(batch, self._mirrors, self._graphs.logits(plan.layout, batch)), ()
         attention = create_attention(plan.layout, ctx, batch)
-        hidden_ND = hidden_rows(ctx, batch, attention, _no_wait if switch is None else switch.wait_layer)
+
+        def wait_layer(layer: int) -> None:
+            self.mark(StepPoint.WANTED, layer)
+            if switch is not None:
+                switch.wait_layer(layer)
+            self.mark(StepPoint.READY, layer)
+
+        hidden_ND = hidden_rows(ctx, batch, attention, wait_layer)
         return (
             draw_tokens(ctx, batch, self._mirrors, hidden_ND),
             score_prompts(ctx, batch, self._mirrors, hidden_ND),
         )
 
 
-def _load_projections(source: Checkpoint, arena: Arena, kinds: Mapping[Matrix, Projection]) -> None:
+def _load_projections(source: Reader, arena: Arena, kinds: Mapping[Matrix, Projection]) -> None:
     heads = arena.spec.heads // arena.shards
     every, own = range(arena.shards), (arena.rank % arena.shards,)
     for layer, matrix in arena.map.places:
@@ -173,7 +244,3 @@ def _load_projections(source: Checkpoint, arena: Arena, kinds: Mapping[Matrix, P
             rows = read_projection(source, arena.spec, layer, matrix, owner * heads, (owner + 1) * heads)
             place = arena.shard(layer, matrix, owner)
             place.view(rows.shape).copy_(rows)
-
-
-def _no_wait(layer: int) -> None:
-    """Without a switch every layer's state is in place."""

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from splash_core.kernels.base import Experts, Kernels
 from splash_core.kernels.dtypes import at_least_fp32
-from splash_core.model.mlp import dense_ffn, gated_ffn
+from splash_core.model.mlp import dense_ffn
 from splash_core.model.shards import MoeShard
 from splash_core.spec.model import Family, ModelSpec, MoeSpec
 
@@ -46,32 +47,40 @@ def _route_v3(logits_NE: Tensor, bias_E: Tensor, moe: MoeSpec) -> tuple[Tensor, 
     return ids_NK, weights_NK * moe.scale
 
 
+def _route_on_gpu(logits_NE: Tensor, bias_E: Tensor | None, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    from splash_core.kernels.triton_router import RouterRule, route
+
+    moe = spec.moe
+    assert moe is not None
+    rule = RouterRule(
+        sigmoid=spec.family is not Family.V2,
+        groups=moe.num_groups,
+        top_groups=moe.top_groups if moe.group_limited else moe.num_groups,
+        top_k=moe.top_k,
+        normalize=moe.normalize_top_k,
+        scale=moe.scale,
+    )
+    return route(logits_NE, bias_E, rule)
+
+
 def route(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """Each row's experts and their weights: ids `[N, K]`, weights `[N, K]` in at least fp32."""
     assert spec.moe is not None
     work = at_least_fp32(x_ND.dtype)
     logits_NE = F.linear(x_ND.to(work), shard.gate_ED.to(work))
-    if spec.family is Family.V2:
+    bias_E = None if spec.family is Family.V2 else shard.correction_bias_E
+    assert spec.family is Family.V2 or bias_E is not None
+    if logits_NE.is_cuda and work is torch.float32:
+        return _route_on_gpu(logits_NE, bias_E, spec)
+    if bias_E is None:
         return _route_v2(logits_NE, spec.moe)
-    assert shard.correction_bias_E is not None
-    return _route_v3(logits_NE, shard.correction_bias_E.to(work), spec.moe)
+    return _route_v3(logits_NE, bias_E.to(work), spec.moe)
 
 
-def moe_ffn(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> Tensor:
+def moe_ffn(x_ND: Tensor, shard: MoeShard, spec: ModelSpec, kernels: Kernels) -> Tensor:
     """This rank's term of the MoE layer's sum over ranks: its experts and its share of the shared ones."""
     ids_NK, weights_NK = route(x_ND, shard, spec)
     out_ND = torch.zeros_like(x_ND) if shard.shared is None else dense_ffn(x_ND, shard.shared)
-    # Pairs (row, choice) sorted by expert: one contiguous run of rows for each local expert that has any.
-    order = ids_NK.flatten().argsort(stable=True)
-    rows = order // ids_NK.shape[1]
-    weights = weights_NK.flatten()[order]
-    counts = torch.bincount(ids_NK.flatten(), minlength=shard.gate_ED.shape[0]).tolist()
-    end = sum(counts[: shard.first])
-    for local, count in enumerate(counts[shard.first : shard.last]):
-        start, end = end, end + count
-        if count == 0:
-            continue
-        mine = rows[start:end]
-        y_MD = gated_ffn(x_ND[mine], shard.gate_up[local], shard.down[local])
-        out_ND.index_add_(0, mine, (y_MD * weights[start:end, None]).to(out_ND.dtype))
+    experts = Experts(first=shard.first, gate_up_EXD=shard.gate_up, down_EDI=shard.down)
+    kernels.moe_experts(out_ND, x_ND, ids_NK, weights_NK, experts)
     return out_ND

@@ -23,6 +23,21 @@ from tests.support.schedules import ORDINARY, schedules
 from tests.support.small_model import small_checkpoint
 
 NUM_SCHEDULES = 200
+CROWDED = Schedule(
+    asks=tuple(
+        Ask(
+            arrives=0,
+            prompt=tuple(range(10 * index + 3, 10 * index + 11)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=20),
+        )
+        for index in range(8)
+    ),
+    turns=(Turn(tick=20, phase=Role.DECODE, layout=Layout.CP, mode=SwitchMode.OVERLAPPED),),
+    layouts=(Layout.TP, Layout.DP),
+    chunk_tokens=32,
+    overcommit=2.0,
+)
+"""On each of four ranks two requests, of which one alone fills the pool: some are computed again."""
 NUM_VARIANT_SCHEDULES = 20
 AT_ONCE = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
 VARIANTS = tuple(layout for layout in Layout if layout not in STANDARD_LAYOUTS)

@@ -1,0 +1,281 @@
+"""The planning half of a benchmark: who holds which page, and step plans with real manifests.
+
+Requests are put in place with a history that nobody computes, and taken back to it after each step, so that
+every repetition runs the same rows over the same context. Pure: the same calls give the same plans on every
+rank. Invariant: the page table describes the state after the last plan made.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from splash_core.errors import Infeasible
+from splash_core.ids import Epoch, PageId, RankId, SeqId, StepId
+from splash_core.layout.capacity import Capacity
+from splash_core.layout.layout import RULES, KvPlacement, Layout
+from splash_core.layout.ownership import PageTable, wanted_ranks
+from splash_core.layout.slots import ArenaMap
+from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
+from splash_core.scheduling.residency import spread
+from splash_core.scheduling.step import NewSequence, SequenceStep, StepPlan, TableUpdate
+from splash_core.spec.model import ModelSpec
+from splash_core.spec.request import SamplingParams
+from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
+from splash_core.switch.planner import plan_switch
+
+_GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 30)
+_STRIDE_SEQ, _STRIDE_POSITION = 7919, 104_729
+"""Primes that spread token ids over the vocabulary."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    seq: SeqId
+    owner: RankId
+    history: int
+    """Tokens to which the request is taken back."""
+    cached: int = 0
+    pages: list[PageId] = field(default_factory=list)
+    announced: bool = False
+    told: int = 0
+    """Pages that the ranks' mirrors know as they are."""
+
+
+class BenchGroup:
+    """Requests of one group, without scheduler or leases.
+
+    Args:
+        spec: the model.
+        arena: the slot map of each rank.
+        layout: the layout that the ranks start in.
+        staging_bytes: most bytes that one chunk of a switch may stage on a rank.
+    """
+
+    def __init__(self, spec: ModelSpec, arena: ArenaMap, layout: Layout, *, staging_bytes: int) -> None:
+        self.spec = spec
+        self.arena = arena
+        self.layout = layout
+        self.table = PageTable(arena)
+        self._staging_bytes = staging_bytes
+        self._epoch = Epoch(0)
+        self._steps = 0
+        self._requests: dict[SeqId, _Request] = {}
+        self._next_seq = 1
+        self._finished: list[SeqId] = []
+
+    @property
+    def seqs(self) -> tuple[SeqId, ...]:
+        """Requests in place, in order of arrival."""
+        return tuple(self._requests)
+
+    def cached(self, seq: SeqId) -> int:
+        """Tokens of a request whose KV is in pages."""
+        return self._requests[seq].cached
+
+    def owner(self, seq: SeqId) -> RankId:
+        """The rank that owns a request where histories have owners."""
+        return self._requests[seq].owner
+
+    def place(self, batch: int, history: int) -> None:
+        """Put `batch` requests with `history` cached tokens each in place, owners in turn.
+
+        Pages are handed out to all requests alternately, as when their prompts are computed side by side.
+
+        Raises:
+            Infeasible: they do not fit; nothing has changed. Names pages needed and free.
+        """
+        requests = [self._new_request(index, history) for index in range(batch)]
+        self._requests.update((request.seq, request) for request in requests)
+        try:
+            self._check_room(self.layout, {request.seq: history for request in requests})
+        except Infeasible:
+            for request in requests:
+                del self._requests[request.seq]
+            raise
+        for tokens in range(self.arena.page_size, history + self.arena.page_size, self.arena.page_size):
+            for request in requests:
+                self._extend(request, min(tokens, history))
+        for request in requests:
+            request.cached = history
+
+    def clear(self) -> None:
+        """Forget all requests and free their pages."""
+        for request in self._requests.values():
+            self._drop_pages(request, keep=0)
+            if request.announced:
+                self._finished.append(request.seq)
+        self._requests.clear()
+
+    def restart(self, layout: Layout) -> None:
+        """Be empty and in `layout` without a switch: for measurements that run no step afterwards."""
+        self.clear()
+        self.layout = layout
+
+    def rewind(self) -> None:
+        """Take every request back to its history; pages beyond it are freed."""
+        for request in self._requests.values():
+            self._drop_pages(request, keep=self._pages_for(request.history))
+            request.cached = request.history
+
+    def step(self, rows: Mapping[SeqId, int], *, sampled: Collection[SeqId] = ()) -> StepPlan:
+        """A step in the present layout.
+
+        Args:
+            rows: further tokens of each request.
+            sampled: requests whose last row draws a token.
+
+        Raises:
+            Infeasible: a rank has no room for the rows' pages.
+        """
+        self._check_room(self.layout, self._grown(rows))
+        return self._plan(rows, sampled=sampled)
+
+    def switch(
+        self,
+        layout: Layout,
+        mode: SwitchMode,
+        rows: Mapping[SeqId, int],
+        *,
+        sampled: Collection[SeqId] = (),
+    ) -> StepPlan:
+        """A step that switches first and then runs rows in `layout`.
+
+        Raises:
+            Infeasible: the planner refuses; with its numbers.
+        """
+        self._check_room(layout, self._grown(rows))
+        manifest = self.manifest(layout)
+        self.table.apply(manifest)
+        self._epoch, self.layout = manifest.epoch, layout
+        for request in self._requests.values():
+            request.told = 0
+        return self._plan(rows, sampled=sampled, manifest=manifest, mode=mode)
+
+    def manifest(self, layout: Layout) -> SwitchManifest:
+        """What a switch to `layout` would move now; nothing changes.
+
+        Raises:
+            Infeasible: the planner refuses; with its numbers.
+        """
+        planned = plan_switch(
+            table=self.table,
+            wanted=wanted_ranks(
+                (request.pages, self._placement(request, layout)) for request in self._requests.values()
+            ),
+            layout_from=self.layout,
+            layout_to=layout,
+            epoch=Epoch(self._epoch + 1),
+            staging_bytes=self._staging_bytes,
+        )
+        if isinstance(planned, Refusal):
+            raise Infeasible(planned.reason)
+        return planned
+
+    def _new_request(self, index: int, history: int) -> _Request:
+        seq = SeqId(self._next_seq)
+        self._next_seq += 1
+        return _Request(seq=seq, owner=RankId(index % self.arena.num_ranks), history=history)
+
+    def _placement(self, request: _Request, layout: Layout) -> KvPlacement:
+        return RULES[layout].placement(
+            num_ranks=self.arena.num_ranks, owner=request.owner, rotation=int(request.owner)
+        )
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.arena.page_size)
+
+    def _check_room(self, layout: Layout, grown: Mapping[SeqId, int]) -> None:
+        """Refuse before anything changes: all requests, some grown to `grown` tokens, must fit `layout`."""
+        needed = [0] * self.arena.num_ranks
+        for seq, request in self._requests.items():
+            pages = self._pages_for(grown.get(seq, request.cached))
+            counts = spread(self._placement(request, layout), pages, self.arena.num_ranks)
+            needed = [before + count for before, count in zip(needed, counts, strict=True)]
+        room = Capacity.of(self.arena, RULES[layout]).pages
+        if max(needed) > room:
+            raise Infeasible(
+                f"{layout}: {len(self._requests)} requests need {max(needed)} pages of "
+                f"{self.arena.page_size} tokens on a rank, which has room for {room}"
+            )
+
+    def _grown(self, rows: Mapping[SeqId, int]) -> dict[SeqId, int]:
+        return {seq: self._requests[seq].cached + count for seq, count in rows.items()}
+
+    def _extend(self, request: _Request, tokens: int) -> None:
+        placement = self._placement(request, self.layout)
+        while len(request.pages) * self.arena.page_size < tokens:
+            ranks = placement.ranks_of_page(len(request.pages))
+            page = self.table.new_page(ranks, lent=RULES[self.layout].lends)
+            assert page is not None  # `_check_room` has counted
+            request.pages.append(page)
+
+    def _drop_pages(self, request: _Request, *, keep: int) -> None:
+        for page in request.pages[keep:]:
+            self.table.release(page)
+        del request.pages[keep:]
+        request.told = min(request.told, keep)
+
+    def _plan(
+        self,
+        rows: Mapping[SeqId, int],
+        *,
+        sampled: Collection[SeqId],
+        manifest: SwitchManifest | None = None,
+        mode: SwitchMode = SwitchMode.OVERLAPPED,
+    ) -> StepPlan:
+        running = [self._requests[seq] for seq in rows]
+        started = tuple(self._announce(request) for request in running if not request.announced)
+        chunks = [ChunkShape(request.cached, rows[request.seq]) for request in running]
+        steps = tuple(
+            self._rows(request, rows[request.seq], sample=request.seq in sampled) for request in running
+        )
+        # A manifest moves pages of all requests, also of those without rows in this step.
+        touched = running if manifest is None else [r for r in self._requests.values() if r.announced]
+        tables = tuple(update for request in touched if (update := self._table_update(request)))
+        finished, self._finished = tuple(self._finished), []
+        self._steps += 1
+        rule = RULES[self.layout]
+        return StepPlan(
+            step=StepId(self._steps),
+            epoch=self._epoch,
+            layout=self.layout,
+            sequences=steps,
+            started=started,
+            tables=tables,
+            finished=finished,
+            manifest=manifest,
+            mode=mode,
+            form=choose_form(self.spec, rule, chunks),
+            cp_storage=choose_cp_storage(self.spec, rule, chunks),
+        )
+
+    def _announce(self, request: _Request) -> NewSequence:
+        request.announced = True
+        return NewSequence(
+            seq=request.seq,
+            sampling=_GREEDY,
+            tokens=self._tokens(request.seq, 0, request.cached),
+            num_prompt=request.cached,
+        )
+
+    def _rows(self, request: _Request, count: int, *, sample: bool) -> SequenceStep:
+        start = request.cached
+        self._extend(request, start + count)
+        request.cached = start + count
+        return SequenceStep(
+            seq=request.seq,
+            start=start,
+            tokens=self._tokens(request.seq, start, start + count),
+            sample=sample,
+        )
+
+    def _tokens(self, seq: SeqId, start: int, end: int) -> tuple[int, ...]:
+        first = seq * _STRIDE_SEQ
+        return tuple((first + at * _STRIDE_POSITION) % self.spec.vocab for at in range(start, end))
+
+    def _table_update(self, request: _Request) -> TableUpdate | None:
+        if request.told == len(request.pages):
+            return None
+        slots = tuple(self.table.row(page) for page in request.pages[request.told :])
+        update = TableUpdate(seq=request.seq, first_page=request.told, slots=slots)
+        request.told = len(request.pages)
+        return update

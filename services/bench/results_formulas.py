@@ -1,0 +1,101 @@
+"""What each measured figure means: the head of the results page.
+
+Invariant: every column of a table on the page is defined here, with the formula by which it is computed.
+"""
+
+HEAD = """# Measured results
+
+Made by `make results` from the JSON documents in this folder; do not edit. A document holds the machine, the
+commit and all settings of its rows. Times are those of the slowest rank. p50 is the median and p95 the 95th
+percentile over the repetitions that the row states. T ranks, L layers, B requests, S cached tokens of each.
+
+## What the figures mean
+
+"""
+
+PRIMITIVES = """### Primitives
+
+One layer's state is moved with inference paused, as a switch moves it: gather kernel, collective, scatter.
+
+    GB/s       = bytes that a rank received from the others / p50 time / 10⁹, of the rank that received most
+    best GB/s  = the same bytes between the same ranks out of contiguous buffers, by whichever of grouped
+                 send/receive, all-to-all and all-gather was fastest in the same run
+    of best    = GB/s / best GB/s
+
+On GPUs times lie between events on the computing stream, repetitions follow each other without a pause, and
+each takes another layer. A layer may take several chunks of the staging size; the contiguous transfer is
+always one.
+"""
+
+SWITCH = """### Switches
+
+A *switching* step executes a switch and then its rows in the new layout; *ready* is the same rows in the same
+layout with the state in place. Each repetition r measures one ready step and one switching step a mode from
+the same state; modes take turns in going first.
+
+    step       = p50 of the switching steps
+    exposed    = p50 (p95) over r of (switching_r − ready_r)
+    first      = p50 of what the step waits before layer 0 computes: moves at the boundary, layer 0's state
+    later      = p50 of Σ_{i ≥ 1} (time that the step waits for layer i's state)
+    interf.    = p50 of (exposed_r − first_r − later_r): slower computation beside transfers, and all else
+    layer      = p50 of the blocking mode's moves / L: τ, one layer's state when nothing computes
+    (7)        = τ + Σ_{i ≥ 1} max(0, τ − c_{i−1}), the model's prediction of exposed (docs/model.md §5);
+                 c_i from layer i's state being in place to layer i + 1's being wanted, p50 of ready steps
+    of ready   = exposed / ready
+    bytes      = received from other ranks, by the rank that received most
+    plan       = p50 of the leader's time to plan the manifest; the step before hides it
+
+Differences are not floored: noise shows as small negative figures. In prefill the rows of a step are spread
+evenly over all B requests, each over S cached tokens to which it is taken back afterwards. In decode each
+request runs one row, and
+
+    ITL        = time from the end of a step to the end of the next
+    ready      = p50 of the ITL of the ordinary steps in the new layout right after the switch
+    before     = p50 of the ITL of the ordinary steps in the old layout right before it
+    exposed    = p50 (p95) of (ITL of the switching step − ready of the same window)
+    ahead      = bytes that a rank received ahead of the switching step, beside so many ordinary steps, and
+                 p50 of (p50 of their ITL / before of the same window − 1)
+"""
+
+CAPACITY = """### Capacity
+
+    pool       = tokens that one rank's page pool takes
+    distinct   = tokens of different histories that the pools of all ranks take together: pages are handed
+                 out by the layout's rule until none is left
+    account    = the same by equations (1) and (6) of docs/model.md; M_other is what the budget leaves beside
+                 the arena
+    peak       = most memory that tensors took while one request ran a step of the largest size
+    budget     = memory fraction × device memory − staging
+"""
+
+SWEEP = """### Sweeps
+
+    prefill tokens/s = B · input / Σ step times, from empty to all prompts complete and a token drawn for
+                       each; at most `chunk_tokens` rows a step, an equal share for each owner's requests,
+                       oldest first
+    decode ms        = p50 of the ITL of ordinary steps, B rows each, over `input` cached tokens
+    decode tokens/s  = B / decode time
+"""
+
+SERVE = """### Serving
+
+    decode tokens/s  = tokens of all streams inside the window in which all of them decode / its length
+    prefill tokens/s = prompt tokens / time to the first token
+    ratio            = tokens/s / tokens/s of transformers' `generate` on the same checkpoint and machine
+"""
+
+PEER = """### Beside a peer
+
+    prefill ratio = our prefill tokens/s / the peer's
+    decode ratio  = our decode time / the peer's
+"""
+
+FORMULAS = {
+    "primitives": PRIMITIVES,
+    "switch": SWITCH,
+    "capacity": CAPACITY,
+    "sweep": SWEEP,
+    "serve": SERVE,
+    "peer": PEER,
+}
+"""By benchmark, in the order of the page."""

@@ -1,0 +1,34 @@
+"""Markdown tables and readable figures."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def markdown_table(columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]) -> str:
+    """A table with a line a row.
+
+    Args:
+        columns: heading → what stands in the row's cell.
+        rows: of a document.
+    """
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def number(value: float | None) -> str:
+    """A count or a rate: `1,350,208`, `14,300`, `61.5`; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.1f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time with three digits or more: `0.302`, `12.3`, `1,962`; empty for None."""
+    if value is None:
+        return ""
+    size = abs(value)
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"

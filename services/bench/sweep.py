@@ -1,0 +1,172 @@
+"""`splash bench sweep`: how fast each layout prefills and decodes, over batches and lengths.
+
+Prefill: prompts from empty to complete in steps of at most the chunk size, oldest first on each owner.
+Decode: ordinary steps of one row each over histories that were put in place. A cell that does not fit gets a
+row with the reason.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.bench.clock import median
+from services.bench.recorder import Recorder
+from services.bench.rig import Rig
+from services.bench.settings import SweepSettings, layouts_of, sizes, words
+from services.bench.sizing import Demand
+from services.bench.spmd import RankHost
+from splash_core.errors import ConfigError, Infeasible
+from splash_core.ids import RankId, SeqId
+from splash_core.layout.layout import Layout
+
+_PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    phase: str
+    layout: Layout
+    batch: int
+    length: int
+    """Prompt tokens (prefill) or cached tokens (decode) of each request."""
+
+    def __str__(self) -> str:
+        return f"{self.phase} {self.layout}, {self.batch} × {self.length}"
+
+    def row(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "phase": self.phase,
+            "layout": self.layout,
+            "batch": self.batch,
+            "input": self.length,
+            "tokens_per_s": None,
+            "step_ms_p50": None,
+            **fields,
+        }
+
+
+def run(host: RankHost, settings: SweepSettings) -> dict[str, Any]:
+    """The program of every rank; returns the document's JSON."""
+    phases, layouts = words(settings.phase), layouts_of(settings.layouts)
+    if not phases or any(phase not in _PHASES for phase in phases):
+        raise ConfigError(f"--phase must be of {', '.join(_PHASES)}, got {settings.phase!r}")
+    batches, lengths = sizes(settings.batch, "--batch"), sizes(settings.input, "--input")
+    demand = Demand(
+        layouts=layouts,
+        batch=max(batches),
+        tokens=max(lengths) + settings.steps + settings.warmup,
+        rows=settings.chunk_tokens,
+    )
+    recorder = Recorder("sweep", host, settings)
+    recorder.say("making weights")
+    sweep = _Sweep(Rig(host, settings, layout=layouts[0], demand=demand), recorder, settings)
+    for layout in layouts:
+        for phase in phases:
+            for batch in batches:
+                for length in lengths:
+                    sweep.measure(_Cell(phase=phase, layout=layout, batch=batch, length=length))
+    return recorder.document().to_json()
+
+
+class _Sweep:
+    """The measurements of one rank."""
+
+    def __init__(self, rig: Rig, recorder: Recorder, settings: SweepSettings) -> None:
+        self._rig = rig
+        self._recorder = recorder
+        self._settings = settings
+        self._prefill_rate = 0.0
+        """Tokens per second of the last prefill: what the next one is expected to reach."""
+
+    def measure(self, cell: _Cell) -> None:
+        """One cell; if it does not fit, a row with the reason."""
+        rig = self._rig
+        expected_s = 0.0
+        if cell.phase == "prefill" and self._prefill_rate:
+            expected_s = max(cell.batch * cell.length / self._prefill_rate, self._settings.cell_s)
+        rig.group.clear()
+        rig.go(cell.layout)
+        try:
+            rig.group.place(cell.batch, cell.length)
+            if not self._recorder.begin(str(cell), seconds=expected_s):
+                return
+            fields = self._prefill(cell) if cell.phase == "prefill" else self._decode()
+        except Infeasible as refusal:
+            fields = {"reason": str(refusal)}
+        peak = rig.peak_bytes()
+        self._recorder.add(cell.row(fields | ({"peak_bytes": peak} if peak else {})))
+
+    def _prefill(self, cell: _Cell) -> dict[str, Any]:
+        """Prompt tokens per second of the whole batch; the first run warms up unless it is the only one."""
+        runs: list[list[float]] = []
+        spent_s = 0.0
+        while len(runs) <= self._settings.reps:
+            runs.append(self._prefill_once(cell))
+            spent_s += sum(runs[-1]) / 1e3
+            # Times are those of the slowest rank, so all ranks decide alike.
+            if spent_s + sum(runs[-1]) / 1e3 > self._settings.cell_s:
+                break
+        counted = runs[1:] or runs
+        seconds = median([sum(times) / 1e3 for times in counted])
+        self._prefill_rate = cell.batch * cell.length / seconds
+        return {
+            "tokens_per_s": self._prefill_rate,
+            "step_ms_p50": median([step for times in counted for step in times]),
+            "total_ms_p50": seconds * 1e3,
+            "steps": len(counted[0]),
+            "reps": len(counted),
+        }
+
+    def _prefill_once(self, cell: _Cell) -> list[float]:
+        """Times of the steps, in milliseconds."""
+        rig, settings = self._rig, self._settings
+        rig.group.clear()
+        rig.group.place(cell.batch, 0)
+        owners = {seq: rig.group.owner(seq) for seq in rig.group.seqs}
+        times: list[float] = []
+        while left := self._left(cell.length):
+            rows = owner_rows(left, owners, settings.chunk_tokens, settings.ranks)
+            complete = [seq for seq, count in rows.items() if count == left[seq]]
+            times.append(rig.timed(rig.group.step(rows, sampled=complete)).total)
+        return times
+
+    def _left(self, length: int) -> dict[SeqId, int]:
+        left = {seq: length - self._rig.group.cached(seq) for seq in self._rig.group.seqs}
+        return {seq: tokens for seq, tokens in left.items() if tokens}
+
+    def _decode(self) -> dict[str, Any]:
+        """Time of an ordinary decode step, tokens coming back after each."""
+        rig, settings = self._rig, self._settings
+        rig.fill()
+        rows = dict.fromkeys(rig.group.seqs, 1)
+        # One step more in front: its interval begins at a common start, not at the end of a step.
+        skipped = settings.warmup + 1
+        plans = [rig.group.step(rows, sampled=rig.group.seqs) for _ in range(skipped + settings.steps)]
+        step_ms = median(rig.intervals(plans).ms[skipped:])
+        return {"tokens_per_s": len(rows) / step_ms * 1e3, "step_ms_p50": step_ms, "steps": settings.steps}
+
+
+def owner_rows(
+    left: Mapping[SeqId, int], owners: Mapping[SeqId, RankId], budget: int, num_ranks: int
+) -> dict[SeqId, int]:
+    """Rows of a prefill step: oldest first, an equal share of the budget for each owner's requests.
+
+    What an owner has no use for goes to the oldest requests of the others.
+
+    Args:
+        left: tokens to compute of each request, oldest first.
+        owners: the rank that owns each request where histories have owners.
+        budget: most rows of the step.
+        num_ranks: T.
+    """
+    share = [budget // num_ranks] * num_ranks
+    rows: dict[SeqId, int] = {}
+    for seq, tokens in left.items():
+        rows[seq] = min(tokens, share[owners[seq]])
+        share[owners[seq]] -= rows[seq]
+    spare = budget - sum(rows.values())
+    for seq, tokens in left.items():
+        more = min(tokens - rows[seq], spare)
+        rows[seq] += more
+        spare -= more
+    return {seq: count for seq, count in rows.items() if count}

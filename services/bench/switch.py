@@ -1,0 +1,147 @@
+"""`splash bench switch`: what a switch adds to the step that carries it, in every direction and mode.
+
+Each repetition measures, from the same state, a switching step in each mode and the same rows in the
+destination with the state in place (`ready`). Between two of them the group goes back, unmeasured. The modes
+take turns in going first, so that drift of the machine cancels.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from services.bench.recorder import Recorder
+from services.bench.rig import Rig
+from services.bench.settings import SwitchSettings, directions_of, layouts_of, modes_of, sizes
+from services.bench.sizing import Demand
+from services.bench.spmd import RankHost
+from services.bench.switch_decode import AHEAD_ROOM, DecodeSwitches
+from services.bench.switch_prefill import PrefillSwitches
+from services.bench.switch_rows import Cell, Direction
+from splash_core.errors import ConfigError, Infeasible
+from splash_core.switch.manifest import SwitchMode
+
+_PREFILL_MODES = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
+_LEAST_REPS = 3
+"""Repetitions that are made even if the time is short."""
+
+
+class _Switches(Protocol):
+    """How the steps of a phase are measured."""
+
+    def place(self, cell: Cell, directions: Sequence[Direction]) -> None:
+        """Prepare a cell.
+
+        Raises:
+            Infeasible: it does not fit in any of the layouts to switch from.
+        """
+        ...
+
+    def repeat(self, direction: Direction, modes: Sequence[SwitchMode], *, counts: bool) -> None:
+        """One repetition in all modes; kept if it `counts`.
+
+        Raises:
+            Infeasible: the switch, or its source, does not fit.
+        """
+        ...
+
+    def rows(self) -> dict[SwitchMode, dict[str, Any]]:
+        """Fields of a row for each mode, from the repetitions kept, which are then forgotten."""
+        ...
+
+
+def run(host: RankHost, settings: SwitchSettings) -> dict[str, Any]:
+    """The program of every rank; returns the document's JSON."""
+    directions = directions_of(settings.directions, layouts_of(settings.layouts))
+    modes, cells = modes_of(settings.modes), _cells(settings)
+    decode = settings.phase == "decode"
+    if not decode and (ahead := [mode for mode in modes if mode not in _PREFILL_MODES]):
+        raise ConfigError(f"mode {ahead[0]} copies beside decode steps; measure it with --phase decode")
+    grown = 2 * settings.ordinary + AHEAD_ROOM if decode else 0
+    demand = Demand(
+        layouts=sorted({layout for direction in directions for layout in direction}),
+        batch=max(cell.batch for cell in cells),
+        tokens=max(cell.context + max(-(-cell.chunk // cell.batch), grown) for cell in cells),
+        rows=max(cell.chunk for cell in cells),
+    )
+    recorder = Recorder("switch", host, settings)
+    recorder.say("making weights")
+    rig = Rig(host, settings, layout=directions[0][0], demand=demand)
+    switches: _Switches = DecodeSwitches(rig, settings, demand) if decode else PrefillSwitches(rig)
+    for cell in cells:
+        _Measurement(rig, recorder, settings, switches, modes).measure(cell, directions)
+    return recorder.document().to_json()
+
+
+def _cells(settings: SwitchSettings) -> list[Cell]:
+    batches, contexts = sizes(settings.batch, "--batch"), sizes(settings.context, "--context")
+    shapes = [(batch, context) for batch in batches for context in contexts]
+    if settings.phase == "decode":
+        return [Cell(batch=batch, context=context, chunk=batch) for batch, context in shapes]
+    chunks = sizes(settings.chunk, "--chunk")
+    return [Cell(batch=b, context=c, chunk=chunk) for b, c in shapes for chunk in chunks]
+
+
+class _Measurement:
+    """Repetitions and rows of the cells."""
+
+    def __init__(
+        self,
+        rig: Rig,
+        recorder: Recorder,
+        settings: SwitchSettings,
+        switches: _Switches,
+        modes: tuple[SwitchMode, ...],
+    ) -> None:
+        self._rig = rig
+        self._recorder = recorder
+        self._settings = settings
+        self._switches = switches
+        self._modes = modes
+
+    def measure(self, cell: Cell, directions: Sequence[Direction]) -> None:
+        """All directions of one cell; those that do not fit get rows with the reason."""
+        try:
+            self._switches.place(cell, directions)
+        except Infeasible as refusal:
+            for direction in directions:
+                self._add(cell, direction, self._refused(refusal))
+            return
+        for direction in directions:
+            if not self._recorder.begin(f"{self._settings.phase} {direction[0]} → {direction[1]}, {cell}"):
+                continue
+            try:
+                self._repeat(direction)
+                rows = self._switches.rows()
+            except Infeasible as refusal:
+                self._switches.rows()  # of repetitions that were complete
+                rows = self._refused(refusal)
+            self._add(cell, direction, rows)
+
+    def _repeat(self, direction: Direction) -> None:
+        longest_s = 0.0
+        for rep in range(-self._settings.warmup, self._settings.reps):
+            if rep >= _LEAST_REPS and not self._recorder.fits(longest_s):
+                break
+            began = time.monotonic()
+            first = rep % len(self._modes)
+            modes = [*self._modes[first:], *self._modes[:first]]
+            self._switches.repeat(direction, modes, counts=rep >= 0)
+            longest_s = max(longest_s, time.monotonic() - began)
+
+    def _refused(self, refusal: Infeasible) -> dict[SwitchMode, dict[str, Any]]:
+        return {mode: {"reason": str(refusal)} for mode in self._modes}
+
+    def _add(self, cell: Cell, direction: Direction, rows: Mapping[SwitchMode, Mapping[str, Any]]) -> None:
+        peak = self._rig.peak_bytes()
+        for mode, fields in rows.items():
+            row = {
+                "phase": self._settings.phase,
+                "from": direction[0],
+                "to": direction[1],
+                "mode": mode,
+                "batch": cell.batch,
+                "context": cell.context,
+                "chunk": cell.chunk,
+                **fields,
+            }
+            self._recorder.add(row | ({"peak_bytes": peak} if peak else {}))
