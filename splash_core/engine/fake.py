@@ -46,6 +46,8 @@ class _Mirror:
     num_prompt: int
     cached: int = 0
     pages: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    to_come: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    """Of the first pages, where they will be after a switch that copies ahead."""
 
 
 class FakeEngine:
@@ -68,9 +70,7 @@ class FakeEngine:
             self._mirrors.pop(seq, None)
         for new in plan.started:
             self._start(new)
-        for table in plan.tables:
-            mirror = self._mirror(table.seq)
-            mirror.pages[table.first_page :] = table.slots
+        self._update_tables(plan)
         drawn: list[SampledToken] = []
         scored: list[PromptLogprobs] = []
         for row in plan.sequences:
@@ -84,6 +84,15 @@ class FakeEngine:
             prompt_logprobs=tuple(scored),
             times=StepTimes(total_s=time.perf_counter() - began),
         )
+
+    def _update_tables(self, plan: StepPlan) -> None:
+        for rows in plan.taken:
+            mirror = self._mirror(rows.seq)
+            mirror.pages[: rows.num_pages] = mirror.to_come[: rows.num_pages]
+        for table in plan.ahead:
+            self._mirror(table.seq).to_come[table.first_page :] = table.slots
+        for table in plan.tables:
+            self._mirror(table.seq).pages[table.first_page :] = table.slots
 
     def _start(self, new: NewSequence) -> None:
         self._mirrors[new.seq] = _Mirror(

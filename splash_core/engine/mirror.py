@@ -24,6 +24,8 @@ class SequenceMirror:
     """Prompt, then output; grows as rows arrive."""
     table_PT: IntArray
     """`[pages, T]` slots."""
+    to_come_PT: IntArray
+    """Of the first pages: where they will be after a switch that copies ahead."""
 
     @property
     def prompt(self) -> list[int]:
@@ -49,8 +51,15 @@ class Mirrors:
             self.by_seq.pop(seq, None)
         for new in plan.started:
             self._start(new)
+        for rows in plan.taken:
+            mirror = self[rows.seq]
+            mirror.table_PT = _joined(mirror.to_come_PT, rows.num_pages, mirror.table_PT[rows.num_pages :])
+        for update in plan.ahead:
+            mirror = self[update.seq]
+            mirror.to_come_PT = _joined(mirror.to_come_PT, update.first_page, self._pages(update))
         for update in plan.tables:
-            self._update_table(update)
+            mirror = self[update.seq]
+            mirror.table_PT = _joined(mirror.table_PT, update.first_page, self._pages(update))
         for step in plan.sequences:
             self._take_tokens(step)
 
@@ -70,18 +79,19 @@ class Mirrors:
             num_prompt=new.num_prompt,
             tokens=list(new.tokens),
             table_PT=np.empty((0, self.num_ranks), dtype=np.int64),
+            to_come_PT=np.empty((0, self.num_ranks), dtype=np.int64),
         )
 
-    def _update_table(self, update: TableUpdate) -> None:
-        mirror = self[update.seq]
-        if update.first_page > len(mirror.table_PT):
-            raise InvariantBroken(
-                f"table of sequence {update.seq} has {len(mirror.table_PT)} pages, "
-                f"the update begins at page {update.first_page}"
-            )
-        pages = np.asarray(update.slots, dtype=np.int64).reshape(-1, self.num_ranks)
-        mirror.table_PT = np.concatenate([mirror.table_PT[: update.first_page], pages])
+    def _pages(self, update: TableUpdate) -> IntArray:
+        return np.asarray(update.slots, dtype=np.int64).reshape(-1, self.num_ranks)
 
     def _take_tokens(self, step: SequenceStep) -> None:
         # Rows are recomputed after a preemption: they repeat known tokens.
         self[step.seq].tokens[step.start : step.start + len(step.tokens)] = step.tokens
+
+
+def _joined(before_PT: IntArray, first: int, rows_PT: IntArray) -> IntArray:
+    """Rows that replace all of a table from page `first` on."""
+    if first > len(before_PT):
+        raise InvariantBroken(f"a table of {len(before_PT)} pages is to be changed from page {first} on")
+    return np.concatenate([before_PT[:first], rows_PT])

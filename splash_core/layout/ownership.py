@@ -2,23 +2,32 @@
 
 Ownership is stored per page, as one copy per holding rank, so layouts, striping, per-request owner sets
 and shared prefixes are all the same table. Invariant (`check_integrity`): no slot has two users, no page
-has two copies on a rank, and used slots are exactly the copies of live pages and
-the copies that a switch has made ahead of itself.
+has two copies on a rank, and used slots are exactly the copies of live pages and the
+copies that a switch makes ahead of itself.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
-from splash_core.layout.ahead import CopiesAhead
+from splash_core.layout.ahead import RowsToCome, RowToCome
 from splash_core.layout.change import OwnershipChange
 from splash_core.layout.layout import KvPlacement, Matrices
-from splash_core.layout.pages import PageCopy, SlotPool
+from splash_core.layout.pages import SlotPool
 from splash_core.layout.slots import ArenaMap
 
 NO_SLOT = -1
 """In a row: the rank has no copy of the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """One copy of a page. It is stale once the slot's generation has moved on."""
+
+    rank: RankId
+    slot: SlotId
+    generation: int
 
 
 @dataclass(slots=True)
@@ -36,8 +45,8 @@ class PageTable:
         self.pools: tuple[SlotPool, ...] = tuple(
             SlotPool(ordinary=arena.ordinary, borrowed=arena.lenders) for _ in range(arena.num_ranks)
         )
-        self.ahead = CopiesAhead(self.pools)
-        """Copies that no row shows yet."""
+        self.ahead = RowsToCome(self.pools)
+        self._turning: dict[PageId, RowToCome] = {}
         self._pages: dict[PageId, _Page] = {}
         self._users: dict[tuple[RankId, SlotId], PageId] = {}
         self._next_page = 0
@@ -67,7 +76,9 @@ class PageTable:
         if not ranks or len(set(ranks)) != len(ranks):
             raise InvariantBroken(f"a page needs distinct ranks, got {tuple(ranks)}")
         if any(self.free_slots(rank, lent=lent) == 0 for rank in ranks):
-            return None
+            self.settle()
+            if any(self.free_slots(rank, lent=lent) == 0 for rank in ranks):
+                return None
         slots: dict[RankId, SlotId] = {}
         for rank in sorted(ranks):
             slot = self.pools[rank].allocate(lent=lent)
@@ -97,10 +108,12 @@ class PageTable:
 
     def is_current(self, copy: PageCopy) -> bool:
         """True while the slot still holds what it held when `copy` was made."""
-        return self.pools[copy.rank].is_current(copy.slot, copy.generation)
+        pool = self.pools[copy.rank]
+        return pool.is_used(copy.slot) and pool.generation(copy.slot) == copy.generation
 
     def user(self, rank: RankId, slot: SlotId) -> PageId | None:
         """The page that has a copy in a slot."""
+        self.settle()
         return self._users.get((rank, slot))
 
     def references(self, page: PageId) -> int:
@@ -142,45 +155,33 @@ class PageTable:
 
     def quarantined(self, rank: RankId) -> int:
         """Slots of a rank that nobody uses but that an outside writer may still reach."""
+        self.settle()
         return sum(rank in entry.slots for entry in self._pages.values() if entry.references == 0)
 
     def free_slots(self, rank: RankId, *, lent: Matrices) -> int:
         """Pages that could still be placed on a rank."""
         return self.pools[rank].free_slots(lent=lent)
 
-    def copy_ahead(self, page: PageId, source: RankId, target: RankId, *, lent: Matrices) -> SlotId | None:
-        """Set a slot of `target` aside for a copy from `source`; None, and no change, if there is none.
-
-        The copy stays out of the page's row until `adopt_ahead`, and goes when the page goes or is pinned.
-        """
+    def plan_ahead(self, page: PageId, ranks: Sequence[RankId], *, lent: Matrices) -> RowToCome | None:
+        """Give a page a row to come, on `ranks`; None, and no change, if one of them has no room for it."""
         entry = self._page(page)
-        if entry.pins or source not in entry.slots or target in entry.slots:
-            raise InvariantBroken(f"page {page} cannot be copied ahead from rank {source} to rank {target}")
-        slot = entry.slots[source]
-        held = PageCopy(source, slot, self.pools[source].generation(slot))
-        return self.ahead.take(page, held, target, lent=lent)
+        if entry.pins:
+            raise InvariantBroken(f"page {page} is pinned: it goes nowhere")
+        return self.ahead.add(page, entry.slots, ranks, lent=lent)
 
-    def adopt_ahead(self) -> tuple[PageCopy, ...]:
-        """Turn copies ahead whose source is unchanged into copies; the slots of the others are free again.
+    def turn(self) -> None:
+        """All rows to come are present rows from now on. Slots that pages leave are free after `settle`."""
+        self.settle()
+        self._turning = self.ahead.take()
 
-        Returns:
-            The copies adopted, for `discard`.
-        """
-        adopted: list[PageCopy] = []
-        for page, rank, copy in self.ahead.take_all():
-            entry = self._page(page)
-            if rank in entry.slots or not self.is_current(copy.source):
-                self.pools[rank].free(copy.slot)
-                continue
-            entry.slots[rank] = copy.slot
-            self._users[rank, copy.slot] = page
-            adopted.append(PageCopy(rank, copy.slot, self.pools[rank].generation(copy.slot)))
-        return tuple(adopted)
+    def is_turning(self, page: PageId) -> bool:
+        """True for a page that `turn` has given its row to come, until `settle`."""
+        return page in self._turning
 
-    def discard(self, copies: Iterable[PageCopy]) -> None:
-        """Give up copies; each of their pages must have another one."""
-        for copy in copies:
-            self._vacate(copy.rank, copy.slot)
+    def settle(self) -> None:
+        """Finish `turn`, which a step must not wait for. Whatever needs it does it before it goes on."""
+        for page in tuple(self._turning):
+            self._page(page)
 
     def apply(self, manifest: OwnershipChange) -> None:
         """Record an executed manifest: copies are where it put them, vacated slots are free.
@@ -190,6 +191,7 @@ class PageTable:
         Raises:
             InvariantBroken: the manifest does not fit this table (and the table is then unusable).
         """
+        self.settle()
         # Only slots that the manifest touches are looked at: a relocation must not cost a scan.
         after: dict[tuple[RankId, SlotId], PageId | None] = {}
         for move in manifest.moves:
@@ -217,6 +219,7 @@ class PageTable:
         Raises:
             InvariantBroken: names the rank, slot or page at fault.
         """
+        self.settle()
         users = {
             (rank, slot): page for page, entry in self._pages.items() for rank, slot in entry.slots.items()
         }
@@ -228,7 +231,7 @@ class PageTable:
             used += self.ahead.slots(RankId(rank))
             if len(set(used)) != pool.num_used or not all(map(pool.is_used, used)):
                 raise InvariantBroken(f"rank {rank}: {pool.num_used} slots in use, {len(used)} held by pages")
-        self.ahead.check_integrity(page for page, entry in self._pages.items() if not entry.pins)
+        self.ahead.check_integrity({p: entry.slots for p, entry in self._pages.items() if not entry.pins})
         for page, entry in self._pages.items():
             if not entry.slots or entry.references + entry.pins == 0:
                 raise InvariantBroken(f"page {page} has {len(entry.slots)} copies and no user")
@@ -237,7 +240,19 @@ class PageTable:
         entry = self._pages.get(page)
         if entry is None:
             raise InvariantBroken(f"page {page} does not exist (any more)")
+        if page in self._turning:
+            self._take_row(page, entry)
         return entry
+
+    def _take_row(self, page: PageId, entry: _Page) -> None:
+        row = self._turning.pop(page)
+        for rank, slot in entry.slots.items():
+            if row.slots.get(rank) != slot:
+                self.pools[rank].free(slot)
+                del self._users[rank, slot]
+        for rank in row.made:
+            self._users[rank, row.slots[rank]] = page
+        entry.slots = dict(row.slots)
 
     def _drop_if_unused(self, page: PageId, entry: _Page) -> None:
         if entry.references == 0 and entry.pins == 0:
@@ -249,23 +264,33 @@ class PageTable:
 
     def _vacate(self, rank: RankId, slot: SlotId) -> None:
         self.pools[rank].free(slot)
-        del self._pages[self._users.pop((rank, slot))].slots[rank]
+        page = self._users.pop((rank, slot))
+        del self._pages[page].slots[rank]
+        self.ahead.drop(page)
 
     def _place(self, page: PageId, rank: RankId, slot: SlotId) -> None:
         entry = self._page(page)
         if rank in entry.slots:
             raise InvariantBroken(f"page {page} twice on rank {rank}: slots {entry.slots[rank]}, {slot}")
+        self.ahead.drop(page)
         self.pools[rank].take(slot)
         entry.slots[rank] = slot
         self._users[rank, slot] = page
 
 
 def wanted_ranks(
-    placed: Iterable[tuple[Sequence[PageId], KvPlacement]],
+    placed: Iterable[tuple[Sequence[PageId], KvPlacement]], *, skip: Container[PageId] = frozenset()
 ) -> dict[PageId, tuple[RankId, ...]]:
-    """Where placements want the pages of their sequences; a page that is shared, on the union."""
+    """Where placements want the pages of their sequences; a page that is shared, on the union.
+
+    Args:
+        placed: pages of each sequence in order, and its placement.
+        skip: pages to leave out.
+    """
     wanted: dict[PageId, set[RankId]] = {}
     for pages, placement in placed:
         for index, page in enumerate(pages):
+            if page in skip:
+                continue
             wanted.setdefault(page, set()).update(placement.ranks_of_page(index))
     return {page: tuple(sorted(ranks)) for page, ranks in wanted.items()}

@@ -7,24 +7,14 @@ user, and a slot's generation grows whenever its user is taken away.
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from splash_core.errors import InvariantBroken
-from splash_core.ids import RankId, SlotId
+from splash_core.ids import SlotId
 from splash_core.layout.layout import LENDING_ORDER, Matrices, Matrix
 
 SlotKind = Matrix | None
 """The matrix that fills a borrowed slot when it is replicated; None for an ordinary slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageCopy:
-    """One copy of a page. It is stale once the slot's generation has moved on."""
-
-    rank: RankId
-    slot: SlotId
-    generation: int
 
 
 class _FreeList:
@@ -129,10 +119,6 @@ class SlotPool:
     def is_used(self, slot: SlotId) -> bool:
         """True for a slot with a user."""
         return slot in self._used
-
-    def is_current(self, slot: SlotId, generation: int) -> bool:
-        """True while the slot still has the user that it had at this generation."""
-        return slot in self._used and self.generation(slot) == generation
 
     def generation(self, slot: SlotId) -> int:
         """How often the slot's user was taken away; a reference with an older value is stale."""

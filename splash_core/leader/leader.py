@@ -262,7 +262,9 @@ class GroupLeader:
             if new.seq in self._streams and self._streams[new.seq].first_step_at is None:
                 self._streams[new.seq].first_step_at = self._step_began
         try:
-            results = await self.ranks.step(plan, timeout_s=self._step_timeout_s)
+            results = await self.ranks.step(
+                plan, timeout_s=self._step_timeout_s, meanwhile=self.scheduler.tidy
+            )
         finally:
             self._step_began = None
         self._pace.record(plan, max(result.times.total_s for result in results))

@@ -112,11 +112,20 @@ class RankPool:
         self._processes[rank] = process
         self._tasks.append(asyncio.create_task(self._watch(rank, process)))
 
-    async def step(self, plan: StepPlan, *, timeout_s: float) -> tuple[StepResult, ...]:
-        """Run one step on all ranks; results in rank order."""
+    async def step(
+        self, plan: StepPlan, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[StepResult, ...]:
+        """Run one step on all ranks; results in rank order.
+
+        Args:
+            plan: the step.
+            timeout_s: a rank that takes longer fails the group.
+            meanwhile: called once while the ranks work.
+        """
         self._results.clear()
         self._step_done.clear()
         await self._send_all(rank_pb2.ToRank(step=plan_to_pb(plan)))
+        meanwhile()
         await self._wait(
             self._step_done, timeout_s, lambda: f"did not finish step {plan.step} within {timeout_s:g} s"
         )

@@ -98,7 +98,7 @@ class SequenceStep(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[bool] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage", "precopy")
+    __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage", "precopy", "ahead", "taken_seq", "taken_pages")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,9 @@ class StepPlan(_message.Message):
     FORM_FIELD_NUMBER: _ClassVar[int]
     CP_STORAGE_FIELD_NUMBER: _ClassVar[int]
     PRECOPY_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_SEQ_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_PAGES_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     layout: str
@@ -123,7 +126,10 @@ class StepPlan(_message.Message):
     form: str
     cp_storage: str
     precopy: PrecopyBatch
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceStep, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., finished: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., mode: _Optional[str] = ..., form: _Optional[str] = ..., cp_storage: _Optional[str] = ..., precopy: _Optional[_Union[PrecopyBatch, _Mapping]] = ...) -> None: ...
+    ahead: _containers.RepeatedCompositeFieldContainer[TableUpdate]
+    taken_seq: _containers.RepeatedScalarFieldContainer[int]
+    taken_pages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceStep, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., finished: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., mode: _Optional[str] = ..., form: _Optional[str] = ..., cp_storage: _Optional[str] = ..., precopy: _Optional[_Union[PrecopyBatch, _Mapping]] = ..., ahead: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., taken_seq: _Optional[_Iterable[int]] = ..., taken_pages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SampledToken(_message.Message):
     __slots__ = ("seq", "token", "logprobs")

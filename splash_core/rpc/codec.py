@@ -1,14 +1,15 @@
-"""Wire messages <-> dataclasses, field by field; the only file that sees both.
+"""Wire messages <-> dataclasses, field by field; with `moves_codec` the only file that sees both.
 
 Invariant: `x_from_pb(x_to_pb(value)) == value` for every value (tests/property/test_codec.py), so a plan that
 a rank executes is exactly the plan that the leader made.
 """
 
-from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
+from splash_core.ids import Epoch, RankId, SeqId, SlotId, StepId
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import common_pb2, rank_pb2
+from splash_core.rpc.moves_codec import chunk_from_pb, chunk_to_pb, precopy_from_pb, precopy_to_pb
 from splash_core.scheduling.step import (
     NewSequence,
     PromptLogprobs,
@@ -18,11 +19,11 @@ from splash_core.scheduling.step import (
     StepResult,
     StepTimes,
     TableUpdate,
+    TakenRows,
     TokenLogprobs,
 )
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Chunk, PageMove, Primitive, SlotRef, SwitchManifest, SwitchMode
-from splash_core.switch.precopy import PrecopyBatch
+from splash_core.switch.manifest import Primitive, SlotRef, SwitchManifest, SwitchMode
 
 
 def sampling_to_pb(value: SamplingParams) -> common_pb2.Sampling:
@@ -97,8 +98,8 @@ def manifest_to_pb(value: SwitchManifest) -> rank_pb2.Manifest:
         weights=value.weights,
         gathered=value.gathered,
         kv=value.kv,
-        boundary_chunks=[_chunk_to_pb(chunk) for chunk in value.boundary_chunks],
-        layer_chunks=[_chunk_to_pb(chunk) for chunk in value.layer_chunks],
+        boundary_chunks=[chunk_to_pb(chunk) for chunk in value.boundary_chunks],
+        layer_chunks=[chunk_to_pb(chunk) for chunk in value.layer_chunks],
         released_rank=[ref.rank for ref in value.released],
         released_slot=[ref.slot for ref in value.released],
         weight_bytes_per_layer=value.weight_bytes_per_layer,
@@ -117,41 +118,12 @@ def manifest_from_pb(message: rank_pb2.Manifest) -> SwitchManifest:
         weights=Primitive(message.weights),
         gathered=tuple(Matrix(name) for name in message.gathered),
         kv=Primitive(message.kv),
-        boundary_chunks=tuple(_chunk_from_pb(chunk) for chunk in message.boundary_chunks),
-        layer_chunks=tuple(_chunk_from_pb(chunk) for chunk in message.layer_chunks),
+        boundary_chunks=tuple(chunk_from_pb(chunk) for chunk in message.boundary_chunks),
+        layer_chunks=tuple(chunk_from_pb(chunk) for chunk in message.layer_chunks),
         released=tuple(SlotRef(RankId(rank), SlotId(slot)) for rank, slot in released),
         weight_bytes_per_layer=message.weight_bytes_per_layer,
         kv_bytes_per_layer=tuple(message.kv_bytes_per_layer),
         ready_layers=tuple(message.ready_layers),
-    )
-
-
-def _precopy_to_pb(value: PrecopyBatch) -> rank_pb2.PrecopyBatch:
-    chunks = [_chunk_to_pb(chunk) for chunk in value.chunks]
-    return rank_pb2.PrecopyBatch(weight_layers=value.weight_layers, gathered=value.gathered, chunks=chunks)
-
-
-def _precopy_from_pb(message: rank_pb2.PrecopyBatch) -> PrecopyBatch:
-    chunks = tuple(_chunk_from_pb(chunk) for chunk in message.chunks)
-    gathered = tuple(Matrix(name) for name in message.gathered)
-    return PrecopyBatch(weight_layers=tuple(message.weight_layers), gathered=gathered, chunks=chunks)
-
-
-def _chunk_to_pb(chunk: Chunk) -> rank_pb2.PageMoves:
-    return rank_pb2.PageMoves(
-        page=[move.page for move in chunk],
-        src=[move.src for move in chunk],
-        src_slot=[move.src_slot for move in chunk],
-        dst=[move.dst for move in chunk],
-        dst_slot=[move.dst_slot for move in chunk],
-    )
-
-
-def _chunk_from_pb(message: rank_pb2.PageMoves) -> Chunk:
-    columns = (message.page, message.src, message.src_slot, message.dst, message.dst_slot)
-    return tuple(
-        PageMove(PageId(page), RankId(src), SlotId(src_slot), RankId(dst), SlotId(dst_slot))
-        for page, src, src_slot, dst, dst_slot in zip(*columns, strict=True)
     )
 
 
@@ -178,7 +150,10 @@ def plan_to_pb(value: StepPlan) -> rank_pb2.StepPlan:
         finished=value.finished,
         manifest=None if value.manifest is None else manifest_to_pb(value.manifest),
         mode=value.mode,
-        precopy=None if value.precopy is None else _precopy_to_pb(value.precopy),
+        precopy=None if value.precopy is None else precopy_to_pb(value.precopy),
+        ahead=[_table_to_pb(table) for table in value.ahead],
+        taken_seq=[rows.seq for rows in value.taken],
+        taken_pages=[rows.num_pages for rows in value.taken],
         form=value.form,
         cp_storage=value.cp_storage,
     )
@@ -212,7 +187,12 @@ def plan_from_pb(message: rank_pb2.StepPlan, *, num_ranks: int) -> StepPlan:
         finished=tuple(SeqId(seq) for seq in message.finished),
         manifest=manifest_from_pb(message.manifest) if message.HasField("manifest") else None,
         mode=SwitchMode(message.mode),
-        precopy=_precopy_from_pb(message.precopy) if message.HasField("precopy") else None,
+        precopy=precopy_from_pb(message.precopy) if message.HasField("precopy") else None,
+        ahead=tuple(_table_from_pb(table, num_ranks) for table in message.ahead),
+        taken=tuple(
+            TakenRows(seq=SeqId(seq), num_pages=pages)
+            for seq, pages in zip(message.taken_seq, message.taken_pages, strict=True)
+        ),
         form=AttentionForm(message.form),
         cp_storage=CpStorage(message.cp_storage),
     )

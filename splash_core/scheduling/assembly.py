@@ -70,7 +70,9 @@ def assemble(
         admission=admission,
         intake=intake,
         batcher=Batcher(roster=roster, residency=residency, admission=admission, config=config),
-        switcher=Switcher(roster=roster, residency=residency, present=present, config=config),
+        switcher=Switcher(
+            roster=roster, residency=residency, present=present, mirrors=mirrors, config=config
+        ),
         writer=PlanWriter(spec=spec, roster=roster, mirrors=mirrors, residency=residency, present=present),
         retirement=Retirement(roster=roster, intake=intake, role=config.role),
         views=Views(roster=roster, residency=residency, present=present, config=config),

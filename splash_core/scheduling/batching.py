@@ -65,7 +65,10 @@ class Batcher:
 
     def _admit(self, budget: int, chosen: dict[SeqId, Rows]) -> None:
         room = self._config.max_running - len(self._roster.active())
-        for sequence in self._roster.within(SeqState.WAITING):
+        waiting = self._roster.within(SeqState.WAITING)
+        if waiting:
+            self._residency.table.settle()  # what a switch has left is theirs at once
+        for sequence in waiting:
             if budget <= 0 or room <= 0:
                 return
             owner = self._admission.choose_owner(sequence, landing=False)

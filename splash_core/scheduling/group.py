@@ -179,12 +179,16 @@ class GroupScheduler:
         if boundary.manifest is None:
             boundary = self._parts.switcher.make_way()
         # After the rows have their pages: from here on nothing frees a page before the step has ended.
-        batch = self._parts.switcher.ahead.next_batch()
-        if not rows and boundary.manifest is None and batch is None:
+        ahead = self._parts.switcher.ahead.next_step()
+        if not rows and boundary.manifest is None and ahead is None:
             return None
-        plan = self._parts.writer.write(rows, boundary, batch)
+        plan = self._parts.writer.write(rows, boundary, ahead)
         self._in_flight = _InFlight(plan, rows, layout, epoch, boundary.ahead)
         return plan
+
+    def tidy(self) -> None:
+        """Book-keeping that the plan need not wait for; to be called once the ranks have it. Idempotent."""
+        self._parts.residency.table.settle()
 
     def complete(self, results: Sequence[StepResult]) -> tuple[Event, ...]:
         """Apply what all ranks report of the step under way.
@@ -195,6 +199,7 @@ class GroupScheduler:
         if self._in_flight is None:
             raise InvariantBroken("no step is under way")
         flight, plan = self._in_flight, self._in_flight.plan
+        self.tidy()
         events = self._parts.retirement.retire(plan, flight.rows, results, self._parts.residency.num_ranks)
         self._in_flight = None
         self._parts.switcher.ahead.executed(results)

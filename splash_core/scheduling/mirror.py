@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from splash_core.ids import PageId, SeqId
 from splash_core.scheduling.sequence import Sequence
-from splash_core.scheduling.step import NewSequence, TableUpdate
+from splash_core.scheduling.step import NewSequence, TableUpdate, TakenRows
 
 Row = tuple[int, ...]
 RowOf = Callable[[PageId], Row]
@@ -22,6 +22,7 @@ class MirrorDelta:
     finished: tuple[SeqId, ...]
     started: tuple[NewSequence, ...]
     tables: tuple[TableUpdate, ...]
+    taken: tuple[TakenRows, ...] = ()
 
 
 class Mirrors:
@@ -29,16 +30,22 @@ class Mirrors:
 
     def __init__(self) -> None:
         self._rows: dict[SeqId, list[Row]] = {}
+        self._to_come: dict[SeqId, list[Row]] = {}
         self._dropped: list[SeqId] = []
 
     def drop(self, seq: SeqId) -> None:
         """The sequence has ended or was preempted: ranks forget it with the next plan."""
+        self._to_come.pop(seq, None)
         if self._rows.pop(seq, None) is not None:
             self._dropped.append(seq)
 
     def knows(self, seq: SeqId) -> bool:
         """True when the ranks mirror the sequence."""
         return seq in self._rows
+
+    def tell_ahead(self, update: TableUpdate) -> None:
+        """The next plan tells rows to come of a sequence that the ranks know."""
+        self._to_come.setdefault(update.seq, [])[update.first_page :] = update.slots
 
     def appended(self, sequences: Iterable[Sequence], row_of: RowOf) -> MirrorDelta:
         """Tell what `sequences` have gained; no page has moved since the last plan.
@@ -54,19 +61,28 @@ class Mirrors:
 
         return self._delta(sequences, row_of, unchanged)
 
-    def moved(self, sequences: Iterable[Sequence], row_of: RowOf) -> MirrorDelta:
+    def moved(
+        self, sequences: Iterable[Sequence], row_of: RowOf, taken: Iterable[TakenRows] = ()
+    ) -> MirrorDelta:
         """Tell all differences: a manifest may have moved any page of any sequence.
 
         Args:
             sequences: those in the step and all others that the ranks know.
             row_of: a page's slot on each rank.
+            taken: what takes its row to come, which the ranks know, in the same plan.
         """
+        # A sequence that was preempted since has lost its rows, and is not named in the plan.
+        named = tuple(rows for rows in taken if rows.seq in self._rows)
+        known = {rows.seq: rows.num_pages for rows in named}
+        for seq, count in known.items():
+            self._rows[seq][:count] = self._to_come[seq][:count]
 
         def unchanged(sequence: Sequence, before: list[Row]) -> int:
-            pairs = enumerate(zip(before, sequence.pages, strict=False))
+            first = known.get(sequence.seq, 0)
+            pairs = enumerate(zip(before[first:], sequence.pages[first:], strict=False), first)
             return next((index for index, (row, page) in pairs if row != row_of(page)), len(before))
 
-        return self._delta(sequences, row_of, unchanged)
+        return replace(self._delta(sequences, row_of, unchanged), taken=named)
 
     def _delta(
         self,

@@ -4,12 +4,12 @@ from splash_core.ids import StepId
 from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
 from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.mirror import MirrorDelta, Mirrors
+from splash_core.scheduling.precopy import AheadStep
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, Sequence
 from splash_core.scheduling.step import SequenceStep, StepPlan
 from splash_core.scheduling.switching import Boundary
 from splash_core.spec.model import ModelSpec
-from splash_core.switch.precopy import PrecopyBatch
 
 
 class PlanWriter:
@@ -26,8 +26,10 @@ class PlanWriter:
         self._residency = residency
         self._present = present
 
-    def write(self, rows: tuple[Rows, ...], boundary: Boundary, precopy: PrecopyBatch | None) -> StepPlan:
+    def write(self, rows: tuple[Rows, ...], boundary: Boundary, ahead: AheadStep | None) -> StepPlan:
         """The plan of the next step."""
+        for update in () if ahead is None else ahead.rows:
+            self._mirrors.tell_ahead(update)
         delta = self._delta([entry.sequence for entry in rows], boundary)
         chunks = [ChunkShape(entry.sequence.cached, entry.count) for entry in rows]
         self.num_steps += 1
@@ -41,7 +43,9 @@ class PlanWriter:
             finished=delta.finished,
             manifest=boundary.manifest,
             mode=boundary.mode,
-            precopy=precopy,
+            precopy=None if ahead is None else ahead.batch,
+            ahead=() if ahead is None else ahead.rows,
+            taken=delta.taken,
             form=choose_form(self._spec, self._present.rule, chunks),
             cp_storage=choose_cp_storage(self._spec, self._present.rule, chunks),
         )
@@ -53,7 +57,7 @@ class PlanWriter:
         others = {sequence.seq: sequence for sequence in self._roster if self._mirrors.knows(sequence.seq)}
         for sequence in running:
             others.pop(sequence.seq, None)
-        return self._mirrors.moved([*running, *others.values()], row_of)
+        return self._mirrors.moved([*running, *others.values()], row_of, boundary.ahead.taken)
 
 
 def _sequence_step(entry: Rows) -> SequenceStep:

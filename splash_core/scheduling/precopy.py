@@ -1,26 +1,53 @@
-"""One switch's copying ahead: what to copy in each ordinary step, and when the switching step is due.
+"""One switch's copying ahead: what each ordinary step copies, and when the switching step is due.
 
-Each full page of a running sequence is looked at once, oldest sequence first: it is copied where the
-destination lacks it and has a free slot, else it is left to the switching step. Invariants: slots taken for
-copies are the last that anybody has to do without (`Residency` takes them back before it preempts); and the
-switching step comes in bounded time, whatever arrives meanwhile.
+Each full page of a running sequence is looked at once, oldest sequence first, and gets a row to come: to
+ranks that will hold it and lack it, it is copied. Where one has no free slot, it is left to the switching
+step.
+Invariants: slots taken for copies are the first that go when somebody needs one (`Residency` takes them back
+before it preempts); and the switching step comes in bounded time, whatever arrives meanwhile.
 """
 
 from collections import Counter
-from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import lcm
 
 from splash_core.ids import PageId, RankId, SeqId, SlotId
 from splash_core.layout.layout import RULES, KvPlacement, Layout, Matrices
+from splash_core.layout.ownership import NO_SLOT
 from splash_core.scheduling.config import SchedulerConfig
-from splash_core.scheduling.owners import OwnerAssignment, Owners
+from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+from splash_core.scheduling.step import TableUpdate, TakenRows
 from splash_core.switch.difference import weight_primitives
 from splash_core.switch.evacuation import local_moves
 from splash_core.switch.manifest import Primitive, SwitchManifest
 from splash_core.switch.precopy import NoHeadroom, PageCopies, PrecopyBatch, find_headroom, plan_clearing
 
 _SPARE_BOUNDARIES = 8
+_PAGES_A_STEP = 256
+"""Most pages that one step gives a row to come: making and telling them must not hold the step up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadStep:
+    """What one ordinary step does for the switch to come."""
+
+    batch: PrecopyBatch | None
+    rows: tuple[TableUpdate, ...]
+    """Rows to come, for the ranks to know before the switching step."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cursor:
+    """How far a sequence has been looked at."""
+
+    first_page: PageId
+    """Of its table; another one means that it is computed again, after a preemption."""
+    next: int = 0
+    told: int = 0
+    """So many of its first pages have had a row to come, and the ranks know it."""
 
 
 class Precopy:
@@ -33,6 +60,7 @@ class Precopy:
         roster: Roster,
         residency: Residency,
         present: Present,
+        mirrors: Mirrors,
         owners: OwnerAssignment,
         config: SchedulerConfig,
     ) -> None:
@@ -41,12 +69,13 @@ class Precopy:
         """Why the rest moves without being copied ahead; empty while that goes well."""
         self.bytes_received = 0
         """By all ranks from other ranks, so far."""
-        self.promised: Owners = {}
-        """Owners in the destination that copies have been made for."""
+        self.promised: Owners = NO_OWNERS
+        """Owners in the destination that rows to come are made for."""
         self._rule = RULES[layout]
         self._roster = roster
         self._residency = residency
         self._present = present
+        self._mirrors = mirrors
         self._owners = owners
         self._staging_bytes = config.staging_bytes
         arena = residency.table.arena
@@ -57,11 +86,10 @@ class Precopy:
         self._lent = present.rule.lends & self._rule.lends
         self._num_layers = arena.num_layers if self._gathered else 0
         self._num_gathered = 0
-        self._pages_a_step = max(config.precopy_bytes_per_step // arena.slot_bytes, 1)
-        self._layers_a_step = max(
-            config.precopy_bytes_per_step // max(arena.gather_bytes_per_layer(self._gathered), 1), 1
-        )
-        self._cursors: dict[SeqId, tuple[PageId, int]] = {}
+        rate, layer_bytes = config.precopy_bytes_per_step, arena.gather_bytes_per_layer(self._gathered)
+        self._pages_a_step = max(rate // arena.slot_bytes, 1)
+        self._layers_a_step = max(rate // max(layer_bytes, 1), 1)
+        self._cursors: dict[SeqId, _Cursor] = {}
         self._caught_up = False
         self._boundaries_left = self._begin()
 
@@ -75,7 +103,7 @@ class Precopy:
         self._boundaries_left -= 1
         if self.fallback or self._caught_up or self._boundaries_left < 0:
             return True
-        left = any(self._next(sequence, self._placement(sequence)) for sequence in self._running())
+        left = any(self._cursor(s).next < self._full_pages(s) for s in self._running())
         return not left and self._num_gathered == self._num_layers
 
     def clear(self) -> SwitchManifest | None:
@@ -99,46 +127,74 @@ class Precopy:
         table.apply(manifest)
         return manifest
 
-    def next_batch(self) -> PrecopyBatch | None:
-        """What the step copies whose rows have their pages; None when there is nothing to copy."""
+    def next_step(self) -> AheadStep | None:
+        """What the step does whose rows have their pages; None when there is nothing to do."""
         if self.fallback or self._under_weights:
             return None
         if self._num_gathered < self._num_layers:
             first = self._num_gathered
             self._num_gathered = min(first + self._layers_a_step, self._num_layers)
             layers = tuple(range(first, self._num_gathered))
-            return PrecopyBatch(weight_layers=layers, gathered=self._gathered)
-        table = self._residency.table
-        copies = PageCopies(table, capacity=self._pages_a_step, lent=self._lent)
-        # All are tried: where one has used up a rank's share, others may use another rank's.
-        unfinished = [sequence for sequence in self._running() if not self._copy(sequence, copies)]
-        self._caught_up = not unfinished
-        chunks = copies.chunks(capacity=self._staging_bytes // table.arena.slot_bytes)
-        return PrecopyBatch(chunks=chunks) if chunks else None
+            return AheadStep(batch=PrecopyBatch(weight_layers=layers, gathered=self._gathered), rows=())
+        copies = PageCopies(self._pages_a_step)
+        rows: list[TableUpdate] = []
+        left, self._caught_up = _PAGES_A_STEP, True
+        for sequence in self._running():
+            # All are tried: where one has used up a rank's share, others may use another rank's.
+            cursor = self._cursor(sequence)
+            left += cursor.next
+            told = self._arrange(sequence, copies, left - cursor.next)
+            left -= cursor.next
+            rows += [told] if told.slots else []
+            self._caught_up &= cursor.next == self._full_pages(sequence)
+        chunks = copies.chunks(capacity=self._staging_bytes // self._residency.table.arena.slot_bytes)
+        if not chunks and not rows:
+            return None
+        return AheadStep(batch=PrecopyBatch(chunks=chunks) if chunks else None, rows=tuple(rows))
+
+    def told(self) -> tuple[TakenRows, ...]:
+        """Rows to come that stand and that the ranks know: of each sequence up to the first that does not."""
+        ahead = self._residency.table.ahead
+        told: list[TakenRows] = []
+        for sequence in self._running():
+            known = sequence.pages[: self._cursor(sequence).told]
+            count = next((index for index, page in enumerate(known) if page not in ahead), len(known))
+            told += [TakenRows(seq=sequence.seq, num_pages=count)] if count else []
+        return tuple(told)
 
     def _begin(self) -> int:
         """Look for room for second copies; returns at how many boundaries the switch may still wait."""
         table = self._residency.table
         needed: Counter[RankId] = Counter()
         for sequence in self._running():
-            placement = self._placement(sequence)
-            for index in range(self._full_pages(sequence)):
-                needed.update(self._missing(sequence, index, placement))
+            here, there = self._residency.placement(sequence), self._placement(sequence)
+            needed += _second_copies(here, there, self._full_pages(sequence))
         for rank, pool in enumerate(table.pools):
             needed[RankId(rank)] += sum(map(pool.is_used, self._to_clear))
         lack = find_headroom(table, needed, lent=self._lent, what="second copies of its pages")
         self.fallback = "" if lack is None else str(lack)
         steps = -(-max(needed.values(), default=0) // self._pages_a_step)
         steps += -(-self._num_layers // self._layers_a_step)
+        steps += sum(map(self._full_pages, self._running())) // _PAGES_A_STEP
         return 2 * steps + _SPARE_BOUNDARIES
 
     def _running(self) -> list[Sequence]:
-        """Sequences whose pages are in place, each with an owner in the destination."""
-        running = self._roster.within(SeqState.RUNNING)
-        if any(sequence.seq not in self.promised for sequence in running):
-            chosen = self._owners.assign(running, self._rule, projected=True, promised=self.promised)
-            self.promised = {**self.promised, **chosen}
+        """Sequences whose pages are in place and known to the ranks, each with a cursor and an owner."""
+        running = [s for s in self._roster.within(SeqState.RUNNING) if s.pages and self._mirrors.knows(s.seq)]
+        fresh = [s for s in running if self._is_fresh(s)]
+        if fresh:
+            new = {sequence.seq for sequence in fresh}
+            kept = {seq: owner for seq, owner in self.promised.items() if seq not in new}
+            self.promised = self._owners.assign(running, self._rule, projected=True, promised=kept)
+            self._cursors |= {s.seq: _Cursor(first_page=s.pages[0]) for s in fresh}
         return running
+
+    def _is_fresh(self, sequence: Sequence) -> bool:
+        cursor = self._cursors.get(sequence.seq)
+        return cursor is None or cursor.first_page != sequence.pages[0]
+
+    def _cursor(self, sequence: Sequence) -> _Cursor:
+        return self._cursors[sequence.seq]
 
     def _placement(self, sequence: Sequence) -> KvPlacement:
         return self._rule.placement(
@@ -151,44 +207,29 @@ class Precopy:
         """Pages that no row of this or a later step is written to."""
         return sequence.cached // self._residency.table.arena.page_size
 
-    def _missing(self, sequence: Sequence, index: int, placement: KvPlacement) -> list[RankId]:
-        """Ranks that lack a page in the destination, copies ahead counted."""
-        table, page = self._residency.table, sequence.pages[index]
-        held = table.ranks(page)
-        return [
-            rank
-            for rank in placement.ranks_of_page(index)
-            if rank not in held and not table.ahead.has(page, rank)
-        ]
+    def _arrange(self, sequence: Sequence, copies: PageCopies, most: int) -> TableUpdate:
+        """Look at up to `most` further pages of a sequence, as far as the step carries their copies.
 
-    def _next(self, sequence: Sequence, placement: KvPlacement) -> tuple[PageId, Seq[RankId]] | None:
-        """The sequence's next page to copy, and ranks with room that lack it; moves its cursor there."""
-        if not sequence.pages:
-            return None
-        first, start = self._cursors.get(sequence.seq, (None, 0))
-        if first != sequence.pages[0]:
-            start = 0  # computed again after a preemption
-        table, full = self._residency.table, self._full_pages(sequence)
-        for index in range(start, full):
-            ranks = [
-                rank
-                for rank in self._missing(sequence, index, placement)
-                if table.free_slots(rank, lent=self._lent)
-            ]
-            if ranks:
-                self._cursors[sequence.seq] = sequence.pages[0], index
-                return sequence.pages[index], ranks
-        self._cursors[sequence.seq] = sequence.pages[0], full
-        return None
-
-    def _copy(self, sequence: Sequence, copies: PageCopies) -> bool:
-        """Copy as many of the sequence's pages as the batch carries; True when none is left."""
-        placement = self._placement(sequence)
-        while (found := self._next(sequence, placement)) is not None:
-            page, ranks = found
-            if not all(copies.add(page, rank) for rank in ranks):
-                return False
-        return True
+        Returns:
+            Rows to come that follow those that the ranks know.
+        """
+        table, cursor, placement = self._residency.table, self._cursor(sequence), self._placement(sequence)
+        first, end = cursor.told, min(self._full_pages(sequence), cursor.next + most)
+        rows: list[tuple[int, ...]] = []
+        while cursor.next < end:
+            page, ranks = sequence.pages[cursor.next], sorted(placement.ranks_of_page(cursor.next))
+            holders = table.copies(page)
+            if not copies.carries(holders, ranks):
+                break
+            row = table.plan_ahead(page, ranks, lent=self._lent)
+            if row is not None:
+                copies.add(page, holders, row)
+                self._residency.note_borrowed_slots((rank, row.slots[rank]) for rank in row.made)
+                if cursor.told == cursor.next:
+                    cursor.told += 1
+                    rows.append(tuple(row.slots.get(RankId(r), NO_SLOT) for r in range(table.num_ranks)))
+            cursor.next += 1
+        return TableUpdate(seq=sequence.seq, first_page=first, slots=tuple(rows))
 
     @property
     def _under_weights(self) -> bool:
@@ -199,3 +240,15 @@ class Precopy:
     def _to_clear(self) -> list[SlotId]:
         lenders = self._residency.table.arena.lenders
         return [slot for matrix in self._gathered for slot in lenders[matrix]]
+
+
+def _second_copies(here: KvPlacement, there: KvPlacement, pages: int) -> Counter[RankId]:
+    """How many of a sequence's first `pages` pages each rank lacks in another placement."""
+    needed: Counter[RankId] = Counter()
+    period = lcm(len(here.owners), len(there.owners))
+    for index in range(min(period, pages)):
+        held = here.ranks_of_page(index)
+        for rank in there.ranks_of_page(index):
+            if rank not in held:
+                needed[rank] += (pages - index - 1) // period + 1
+    return needed

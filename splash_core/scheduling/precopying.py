@@ -8,15 +8,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from splash_core.layout.layout import Layout
-from splash_core.layout.pages import PageCopy
 from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
-from splash_core.scheduling.precopy import Precopy
+from splash_core.scheduling.precopy import AheadStep, Precopy
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster
-from splash_core.scheduling.step import StepResult
+from splash_core.scheduling.step import StepResult, TakenRows
 from splash_core.switch.manifest import SwitchManifest, SwitchMode
-from splash_core.switch.precopy import PrecopyBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +28,8 @@ class AheadRecord:
     """By all ranks from other ranks."""
     fallback: str = ""
     """Why (the rest of) the switch is overlapped though it was to be precopied; empty if it is not."""
+    taken: tuple[TakenRows, ...] = ()
+    """Rows to come that the ranks know, and take with the switching step."""
 
     def mode(self, wished: SwitchMode) -> SwitchMode:
         """How the switching step is executed."""
@@ -44,16 +45,17 @@ class CopyingAhead:
         roster: Roster,
         residency: Residency,
         present: Present,
+        mirrors: Mirrors,
         owners: OwnerAssignment,
         config: SchedulerConfig,
     ) -> None:
         self._roster = roster
         self._residency = residency
         self._present = present
+        self._mirrors = mirrors
         self._owners = owners
         self._config = config
         self._precopy: Precopy | None = None
-        self._adopted: tuple[PageCopy, ...] = ()
 
     @property
     def layout(self) -> Layout | None:
@@ -75,6 +77,7 @@ class CopyingAhead:
                 roster=self._roster,
                 residency=self._residency,
                 present=self._present,
+                mirrors=self._mirrors,
                 owners=self._owners,
                 config=self._config,
             )
@@ -86,29 +89,30 @@ class CopyingAhead:
         """At a boundary that moves nothing else: clear some slots that weights will fill."""
         return None if self._precopy is None else self._precopy.clear()
 
-    def next_batch(self) -> PrecopyBatch | None:
-        """After the step's rows have their pages: what the step copies ahead."""
-        return None if self._precopy is None else self._precopy.next_batch()
+    def next_step(self) -> AheadStep | None:
+        """After the step's rows have their pages: what the step copies ahead and tells of rows to come."""
+        return None if self._precopy is None else self._precopy.next_step()
 
     def executed(self, results: Seq[StepResult]) -> None:
         """A step has ended on all ranks."""
         if self._precopy is not None:
             self._precopy.bytes_received += sum(result.precopy_bytes_received for result in results)
 
-    def adopt(self) -> AheadRecord:
-        """At the switch's boundary, before it is planned: copies ahead become copies. Then `end`."""
+    def record(self) -> AheadRecord:
+        """What has been done for the switch that is due."""
         if self._precopy is None:
             return AheadRecord()
-        self._adopted = self._residency.table.adopt_ahead()
         return AheadRecord(
             ready_layers=self._precopy.ready_layers,
             bytes_received=self._precopy.bytes_received,
             fallback=self._precopy.fallback,
         )
 
-    def end(self, *, undo: bool) -> None:
-        """At a boundary: no copying any more. With `undo` as if nothing had ever been copied."""
-        adopted, self._adopted, self._precopy = self._adopted, (), None
-        if undo:
-            self._residency.table.discard(adopted)
-            self._residency.table.ahead.clear()
+    def told(self) -> tuple[TakenRows, ...]:
+        """Rows to come that stand and that the ranks know."""
+        return () if self._precopy is None else self._precopy.told()
+
+    def end(self) -> None:
+        """At a boundary: no copying any more. Rows to come that have not been taken are given up."""
+        self._precopy = None
+        self._residency.table.ahead.clear()

@@ -5,7 +5,7 @@ always gets what it needs, as soon as pages in use outside the group come back, 
 was admitted finishes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -146,10 +146,15 @@ class Residency:
 
     def note_borrowed(self, pages: Seq[PageId]) -> None:
         """Record which borrowed slots hold pages."""
+        if not any(pool.used_borrowed for pool in self.table.pools):
+            return
         for page in pages:
-            for copy in self.table.copies(page):
-                if copy.slot in self._borrowed:
-                    self.borrowed_used.add((copy.rank, copy.slot))
+            if not self.table.is_turning(page):  # else noted when its row to come was made
+                self.note_borrowed_slots((copy.rank, copy.slot) for copy in self.table.copies(page))
+
+    def note_borrowed_slots(self, slots: Iterable[tuple[RankId, SlotId]]) -> None:
+        """Record which of these slots, which hold pages, are borrowed."""
+        self.borrowed_used.update((rank, slot) for rank, slot in slots if slot in self._borrowed)
 
     def copies_per_rank(self, sequence: Sequence) -> list[int]:
         """Pages of the sequence on each rank, `[T]`."""

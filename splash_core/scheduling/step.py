@@ -37,6 +37,14 @@ class TableUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakenRows:
+    """The first `num_pages` rows to come of a sequence become rows of its table."""
+
+    seq: SeqId
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStep:
     """One sequence's rows in a step: tokens at positions `start … start+len(tokens)-1`."""
 
@@ -67,6 +75,10 @@ class StepPlan:
     mode: SwitchMode = SwitchMode.OVERLAPPED
     precopy: PrecopyBatch | None = None
     """Copied ahead for a switch to come, beside the rows."""
+    ahead: tuple[TableUpdate, ...] = ()
+    """Rows to come: to be kept, from `first_page` on, until they are taken, replaced or told anew."""
+    taken: tuple[TakenRows, ...] = ()
+    """Applied before `tables`."""
     form: AttentionForm = AttentionForm.ABSORBED
     cp_storage: CpStorage = CpStorage.PASS_Q
 

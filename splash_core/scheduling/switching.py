@@ -1,28 +1,24 @@
-"""Layout switches and relocations: which pages should go where, planned at a step boundary.
+"""Layout switches: asked for at any time, planned and made the present state at a step boundary.
 
-A switch moves every page that nobody outside uses. A relocation moves the pages of sequences that have
-landed elsewhere than the present layout puts them; several may share a manifest, but not with a switch,
-which covers them anyway. Invariant: after `at_boundary` the table, the layout and the owners describe the
-state in which the next rows run, and the returned manifest is the whole difference.
+A switch moves every page that nobody outside uses, so a relocation never shares a manifest with it.
+Invariant: after `at_boundary` the table, the layout and the owners describe the state in which the next rows
+run, and the returned manifest, with what was copied ahead of it, is the whole difference.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from splash_core.errors import Conflict
-from splash_core.ids import Epoch, PageId, RankId
-from splash_core.layout.layout import RULES, KvHistory, KvPlacement, Layout, LayoutRule, Matrices
-from splash_core.layout.ownership import wanted_ranks
+from splash_core.layout.layout import RULES, KvHistory, Layout, Matrices
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
+from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopying import AheadRecord, CopyingAhead
+from splash_core.scheduling.relocation import Relocator
 from splash_core.scheduling.residency import Present, Residency
-from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+from splash_core.scheduling.sequence import Roster, SeqState
 from splash_core.scheduling.vacating import plan_vacating
 from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
-from splash_core.switch.planner import plan_switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +40,8 @@ class _Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    state: tuple[object, ...]
-    """Of the group when it was planned."""
+    state: tuple[object, ...] | None
+    """Of the group when it was planned; None if the plan is not to be kept."""
     outcome: SwitchManifest | Refusal
     owners: Owners
 
@@ -54,15 +50,29 @@ class Switcher:
     """Plans switches and relocations of one group."""
 
     def __init__(
-        self, *, roster: Roster, residency: Residency, present: Present, config: SchedulerConfig
+        self,
+        *,
+        roster: Roster,
+        residency: Residency,
+        present: Present,
+        mirrors: Mirrors,
+        config: SchedulerConfig,
     ) -> None:
         self._roster = roster
         self._residency = residency
         self._present = present
         self._config = config
         self._owners = OwnerAssignment(roster=roster, residency=residency, present=present)
-        self.ahead = CopyingAhead(
+        self._relocator = Relocator(
             roster=roster, residency=residency, present=present, owners=self._owners, config=config
+        )
+        self.ahead = CopyingAhead(
+            roster=roster,
+            residency=residency,
+            present=present,
+            mirrors=mirrors,
+            owners=self._owners,
+            config=config,
         )
         self._wish: _Wish | None = None
         self._waits_for_borrowed: Matrices = frozenset()
@@ -104,41 +114,53 @@ class Switcher:
             return SwitchedEvent(
                 layout_from=layout, layout_to=layout, epoch=present.epoch, mode=mode, bytes_received=0
             )
-        planned = self._plan(layout).outcome
+        wish = _Wish(layout=layout, mode=mode)
+        # What copies ahead is planned when it is due: a refusal comes as an event then.
+        planned = None if mode is SwitchMode.PRECOPIED else self._plan(wish).outcome
         if isinstance(planned, Refusal):
             if not self._may_pass(planned):
                 return planned
             self._waits_for_borrowed = RULES[layout].fills
             return SwitchDeferred(refusal=planned)
-        self._wish = _Wish(layout=layout, mode=mode)
+        self._wish = wish
         return None
 
     def at_boundary(self) -> Boundary:
         """Carry out what is due between two steps."""
+        self._residency.table.settle()
         # Set by a deferred request, which is repeated at each boundary; without a repeat it lapses.
         self._residency.avoid_borrowed = self._waits_for_borrowed
         self._waits_for_borrowed = frozenset()
         if not self.copying:
-            self.ahead.end(undo=True)
+            self.ahead.end()
         if self._wish is None:
-            return Boundary(manifest=self._relocate())
+            return Boundary(manifest=self._relocator.relocate())
         if self.ahead.goes_on(self._wish.layout, self._wish.mode):
-            return Boundary(manifest=self._relocate() or self.ahead.clear())
+            return Boundary(manifest=self._relocator.relocate() or self.ahead.clear())
         wish, self._wish = self._wish, None
-        ahead = self.ahead.adopt()
-        plan, self._planned = self._plan(wish.layout), None
-        planned, owners = plan.outcome, plan.owners
-        self.ahead.end(undo=isinstance(planned, Refusal))
+        return self._switch(wish)
+
+    def _switch(self, wish: _Wish) -> Boundary:
+        """Plan a switch that is due, and make its outcome the present state."""
+        table, ahead = self._residency.table, self.ahead.record()
+        plan, self._planned = self._plan(wish), None
+        if isinstance(plan.outcome, Refusal) and table.ahead.clear():
+            ahead = replace(ahead, fallback=f"no room beside second copies: {plan.outcome.reason}")
+            plan = self._plan(wish)
+        planned = plan.outcome
         if isinstance(planned, Refusal):
-            retry = self._may_pass(planned)
-            refused = SwitchRefusedEvent(refusal=planned, retry=retry)
-            return Boundary(manifest=self._relocate(), refused=refused)
-        self._residency.table.apply(planned)
+            self.ahead.end()
+            refused = SwitchRefusedEvent(refusal=planned, retry=self._may_pass(planned))
+            return Boundary(manifest=self._relocator.relocate(), refused=refused)
+        ahead = replace(ahead, taken=self.ahead.told())
+        table.apply(planned)
+        table.turn()
+        self.ahead.end()
         self._present.layout, self._present.epoch = wish.layout, planned.epoch
         self._residency.avoid_borrowed = frozenset()
         for sequence in self._roster:
-            sequence.owner = owners.get(sequence.seq, sequence.owner)
-        self._settle(self._roster.within(SeqState.RUNNING, SeqState.LANDED))
+            sequence.owner = plan.owners.get(sequence.seq, sequence.owner)
+        self._relocator.settle(self._roster.within(SeqState.RUNNING, SeqState.LANDED))
         planned = replace(planned, ready_layers=ahead.ready_layers)
         return Boundary(manifest=planned, mode=ahead.mode(wish.mode), ahead=ahead)
 
@@ -166,18 +188,21 @@ class Switcher:
             residency.note_borrowed(tuple(move.page for move in planned.moves))
         return Boundary(manifest=planned)
 
-    def _plan(self, layout: Layout) -> _Planned:
+    def _plan(self, wish: _Wish) -> _Planned:
         """The first owner assignment that gives a manifest, else the last refusal."""
-        state = self._fingerprint(layout)
-        if self._planned is not None and self._planned.state == state:
+        # Rows to come change with every step, so a plan beside them is not worth keeping.
+        state = None if self.ahead.layout is not None else self._fingerprint(wish.layout)
+        promised = self.ahead.promised if self._residency.table.ahead else NO_OWNERS
+        if state is not None and self._planned is not None and self._planned.state == state:
             return self._planned
-        rule = RULES[layout]
+        rule = RULES[wish.layout]
         movable = [sequence for sequence in self._roster if sequence.movable]
         owners: Owners = {}
         planned: SwitchManifest | Refusal | None = None
-        for projected, promised in ((True, self.ahead.promised), (False, NO_OWNERS)):
+        for projected in (True, False):
             owners = self._owners.assign(movable, rule, projected=projected, promised=promised)
-            planned = self._call_planner(self._wanted(movable, rule, owners), layout, self._present.epoch + 1)
+            wanted = self._relocator.wanted(movable, rule, owners)
+            planned = self._relocator.plan(wanted, wish.layout, self._present.epoch + 1)
             if isinstance(planned, SwitchManifest) or rule.history is not KvHistory.OWNER:
                 break
         assert planned is not None
@@ -190,99 +215,9 @@ class Switcher:
         return (
             layout,
             self._present.epoch,
-            self.ahead.promised,
             tuple((page, table.is_pinned(page), table.row(page)) for page in table.pages),
             tuple((s.seq, s.state, s.owner, len(s.tokens), len(s.pages)) for s in self._roster),
         )
-
-    def _call_planner(
-        self,
-        wanted: Mapping[PageId, tuple[RankId, ...]],
-        layout: Layout,
-        epoch: int,
-        *,
-        avoid_borrowed: Matrices = frozenset(),
-    ) -> SwitchManifest | Refusal:
-        return plan_switch(
-            table=self._residency.table,
-            wanted=wanted,
-            layout_from=self._present.layout,
-            layout_to=layout,
-            epoch=Epoch(epoch),
-            staging_bytes=self._config.staging_bytes,
-            avoid_borrowed=avoid_borrowed,
-        )
-
-    def _wanted(
-        self, sequences: Seq[Sequence], rule: LayoutRule, owners: Owners
-    ) -> dict[PageId, tuple[RankId, ...]]:
-        return wanted_ranks(
-            (sequence.pages, self._placement(sequence, rule, owners)) for sequence in sequences
-        )
-
-    def _placement(self, sequence: Sequence, rule: LayoutRule, owners: Owners) -> KvPlacement:
-        return rule.placement(
-            num_ranks=self._residency.num_ranks,
-            owner=owners.get(sequence.seq, sequence.owner),
-            rotation=sequence.rotation,
-        )
-
-    def _relocate(self) -> SwitchManifest | None:
-        """Bring landed sequences to where the present layout wants them, as many as fit now."""
-        landed = self._settle(self._roster.within(SeqState.LANDED))
-        if not landed:
-            return None
-        while landed:
-            planned = self._plan_relocation(landed)
-            if isinstance(planned, SwitchManifest):
-                return planned
-            if self._residency.table.ahead.clear():
-                continue
-            if len(landed) > 1:
-                landed.pop()
-            elif not self._residency.preempt_younger(landed[0], self._residency.placement(landed[0]).owners):
-                return None
-        return None
-
-    def _plan_relocation(self, landed: Seq[Sequence]) -> SwitchManifest | Refusal:
-        """Plan and apply; on a refusal nothing has changed."""
-        present = self._present
-        planned: SwitchManifest | Refusal | None = None
-        for projected in (True, False):
-            owners = self._relocation_owners(landed, projected=projected)
-            wanted = self._wanted(landed, present.rule, owners)
-            planned = self._call_planner(
-                wanted, present.layout, present.epoch, avoid_borrowed=self._residency.avoid_borrowed
-            )
-            if isinstance(planned, SwitchManifest):
-                self._residency.table.apply(planned)
-                for sequence in landed:
-                    sequence.owner = owners[sequence.seq]
-                self._settle(landed)
-                break
-        assert planned is not None
-        return planned
-
-    def _relocation_owners(self, landed: Seq[Sequence], *, projected: bool) -> Owners:
-        """Owners as promised, but for those whose pages lie elsewhere (the layout changed meanwhile)."""
-        settled = self._roster.within(SeqState.RUNNING)
-        chosen = self._owners.assign([*settled, *landed], self._present.rule, projected=projected)
-        return {sequence.seq: chosen[sequence.seq] for sequence in landed}
-
-    def _settle(self, sequences: Seq[Sequence]) -> list[Sequence]:
-        """Let landed sequences run whose pages are in place; returns those whose pages are not."""
-        astray: list[Sequence] = []
-        for sequence in sequences:
-            placement = self._residency.placement(sequence)
-            if any(
-                self._residency.table.ranks(page) != tuple(sorted(placement.ranks_of_page(index)))
-                for index, page in enumerate(sequence.pages)
-            ):
-                astray.append(sequence)
-                continue
-            self._residency.note_borrowed(sequence.pages)
-            sequence.state = SeqState.RUNNING
-        return astray
 
     def _may_pass(self, refusal: Refusal) -> bool:
         """True when the refusal may vanish by itself, because pages in use outside are in the way."""

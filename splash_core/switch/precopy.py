@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.ahead import RowToCome
 from splash_core.layout.layout import Matrices, Matrix
-from splash_core.layout.ownership import PageTable
+from splash_core.layout.ownership import PageCopy, PageTable
 from splash_core.layout.pages import slot_kinds
 from splash_core.switch.evacuation import pack
 from splash_core.switch.manifest import Chunk, PageMove
@@ -39,34 +40,37 @@ class PrecopyBatch:
 
 
 class PageCopies:
-    """Gathers page copies for one batch: at most `capacity` into and out of each rank."""
+    """Gathers page copies for one batch: at most `capacity` into and out of each rank, or one page."""
 
-    def __init__(self, table: PageTable, *, capacity: int, lent: Matrices) -> None:
-        self._table = table
+    def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._lent = lent
         self._received: Counter[RankId] = Counter()
         self._sent: Counter[RankId] = Counter()
         self._moves: list[PageMove] = []
 
-    def add(self, page: PageId, rank: RankId) -> bool:
-        """Copy a page to a rank, from its least loaded holder; False when the batch cannot carry it.
+    def carries(self, holders: Sequence[PageCopy], ranks: Sequence[RankId]) -> bool:
+        """True when the batch has room for the copies that bring a page from its holders to `ranks`."""
+        lacking = set(ranks).difference(holder.rank for holder in holders)
+        sent = self._sent[self._source(holders).rank]
+        # A page for all ranks goes as a whole, even if that is more than a rank's share.
+        fits = sent + len(lacking) <= self._capacity or sent == 0
+        return fits and all(self._received[rank] < self._capacity for rank in lacking)
 
-        The caller has made sure that the rank has a free slot.
-        """
-        holder = min(self._table.copies(page), key=lambda copy: (self._sent[copy.rank], copy.rank))
-        if max(self._received[rank], self._sent[holder.rank]) >= self._capacity:
-            return False
-        slot = self._table.copy_ahead(page, holder.rank, rank, lent=self._lent)
-        assert slot is not None  # the caller has counted
-        self._received[rank] += 1
-        self._sent[holder.rank] += 1
-        self._moves.append(PageMove(page, holder.rank, holder.slot, rank, slot))
-        return True
+    def add(self, page: PageId, holders: Sequence[PageCopy], row: RowToCome) -> None:
+        """Carry the copies of a row to come."""
+        if not row.made:
+            return
+        source = self._source(holders)
+        self._received.update(row.made)
+        self._sent[source.rank] += len(row.made)
+        self._moves += [PageMove(page, source.rank, source.slot, rank, row.slots[rank]) for rank in row.made]
 
     def chunks(self, *, capacity: int) -> tuple[Chunk, ...]:
         """The copies, at most `capacity` of them into and out of each rank in one chunk."""
         return pack(self._moves, capacity=capacity)
+
+    def _source(self, holders: Sequence[PageCopy]) -> PageCopy:
+        return min(holders, key=lambda copy: (self._sent[copy.rank], copy.rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from splash_core.scheduling.step import (
     StepResult,
     StepTimes,
     TableUpdate,
+    TakenRows,
     TokenLogprobs,
 )
 from splash_core.spec.request import SamplingParams
@@ -129,6 +130,17 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         manifest=draw(st.none() | MANIFESTS),
         mode=draw(st.sampled_from(SwitchMode)),
         precopy=draw(st.none() | BATCHES),
+        ahead=tuple(
+            draw(
+                st.lists(
+                    st.builds(
+                        TableUpdate, seq=SEQS, first_page=SMALL, slots=st.lists(row, max_size=3).map(tuple)
+                    ),
+                    max_size=2,
+                )
+            )
+        ),
+        taken=tuple(draw(st.lists(st.builds(TakenRows, seq=SEQS, num_pages=SMALL), max_size=2))),
         form=draw(st.sampled_from(AttentionForm)),
         cp_storage=draw(st.sampled_from(CpStorage)),
     )

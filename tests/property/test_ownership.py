@@ -16,10 +16,21 @@ from hypothesis.stateful import (
 )
 
 from splash_core.errors import InvariantBroken
-from splash_core.ids import PageId, RankId, SlotId
-from splash_core.layout.layout import LENDING_ORDER, ORDINARY_ONLY, KvMode, KvPlacement, Matrices, Matrix
+from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.layout.ahead import RowToCome
+from splash_core.layout.layout import (
+    LENDING_ORDER,
+    ORDINARY_ONLY,
+    KvMode,
+    KvPlacement,
+    Layout,
+    Matrices,
+    Matrix,
+)
 from splash_core.layout.ownership import NO_SLOT, PageCopy, PageTable, wanted_ranks
 from splash_core.layout.pages import SlotPool
+from splash_core.switch.evacuation import local_moves
+from splash_core.switch.manifest import PageMove
 from tests.support.manifest_simulator import toy_arena
 
 NUM_RANKS = 3
@@ -108,8 +119,7 @@ class TableLife(RuleBasedStateMachine):
         self.pins: Counter[PageId] = Counter()
         self.ranks: dict[PageId, tuple[RankId, ...]] = {}
         self.stale: list[PageCopy] = []
-        self.ahead: dict[tuple[PageId, RankId], PageCopy] = {}
-        """Copies made ahead, and their sources."""
+        self.ahead: dict[PageId, RowToCome] = {}
 
     def pick(self, data: st.DataObject, pages: list[PageId]) -> PageId:
         return data.draw(st.sampled_from(sorted(pages)))
@@ -164,66 +174,88 @@ class TableLife(RuleBasedStateMachine):
         self.drop_if_unused(page, copies)
 
     @precondition(lambda self: self.candidates())
-    @rule(data=st.data(), lent=LENT)
-    def copy_ahead(self, data: st.DataObject, lent: Matrices) -> None:
-        page, rank = data.draw(st.sampled_from(self.candidates()))
-        free = self.table.free_slots(rank, lent=lent)
-        source = data.draw(st.sampled_from(self.ranks[page]))
-        slot = self.table.copy_ahead(page, source, rank, lent=lent)
-        assert (slot is None) == (free == 0)
-        if slot is not None:
-            self.ahead[page, rank] = self.table.copies(page)[self.ranks[page].index(source)]
+    @rule(data=st.data(), ranks=rank_sets(NUM_RANKS), lent=LENT)
+    def plan_ahead(self, data: st.DataObject, ranks: list[RankId], lent: Matrices) -> None:
+        page = self.pick(data, self.candidates())
+        made = {rank for rank in ranks if rank not in self.ranks[page]}
+        full = [rank for rank in made if self.table.free_slots(rank, lent=lent) == 0]
+        before = self.table.row(page)
+        row = self.table.plan_ahead(page, sorted(ranks), lent=lent)
+        assert (row is None) == bool(full)
+        assert self.table.row(page) == before, "a present row shows a copy ahead"
+        if row is not None:
+            assert set(row.made) == made
+            assert all(row.slots[rank] == before[rank] for rank in row.slots if rank not in made)
+            self.ahead[page] = row
 
     @rule(rank=st.sampled_from(range(NUM_RANKS)).map(RankId))
     def give_back(self, rank: RankId) -> None:
-        newest = [page for page, on in self.ahead if on == rank][-1:]
+        newest = [page for page, row in self.ahead.items() if rank in row.made][-1:]
         assert self.table.ahead.give_back(rank) == bool(newest)
         for page in newest:
-            del self.ahead[page, rank]
+            del self.ahead[page]
 
-    @precondition(lambda self: any(len(ranks) > 1 for ranks in self.ranks.values()))
+    @precondition(lambda self: self.ranks)
     @rule(data=st.data())
-    def discard(self, data: st.DataObject) -> None:
-        page = self.pick(data, [page for page, ranks in self.ranks.items() if len(ranks) > 1])
-        copy = data.draw(st.sampled_from(self.table.copies(page)))
-        self.table.discard([copy])
-        self.ranks[page] = tuple(rank for rank in self.ranks[page] if rank != copy.rank)
-        self.stale.append(copy)
+    def move(self, data: st.DataObject) -> None:
+        """A manifest puts a page into another slot of its rank."""
+        page = self.pick(data, list(self.ranks))
+        rank = data.draw(st.sampled_from(self.ranks[page]))
+        free = self.table.pools[rank].free_ids(None)
+        if not free or self.pins[page]:
+            return
+        source = next(copy for copy in self.table.copies(page) if copy.rank == rank)
+        self.table.apply(
+            local_moves(
+                [PageMove(page, rank, source.slot, rank, free[-1])],
+                arena=self.table.arena,
+                layout=Layout.DP,
+                epoch=Epoch(0),
+                staging_bytes=1 << 20,
+            )
+        )
+        self.stale.append(source)
+        assert page not in self.table.ahead, "a row to come outlives the copy that it was made from"
+        self.ahead.pop(page, None)
 
-    @rule()
-    def adopt_ahead(self) -> None:
-        expected = {key for key, source in self.ahead.items() if source not in self.stale}
-        adopted = self.table.adopt_ahead()
-        assert {(self.table.user(copy.rank, copy.slot), copy.rank) for copy in adopted} == expected
-        for page, rank in expected:
-            self.ranks[page] = tuple(sorted((*self.ranks[page], rank)))
+    @rule(data=st.data())
+    def turn(self, data: st.DataObject) -> None:
+        copies = {page: self.table.copies(page) for page in self.ahead}
+        self.table.turn()
+        for page, row in self.ahead.items():
+            self.ranks[page] = tuple(sorted(row.slots))
+            self.stale += [copy for copy in copies[page] if row.slots.get(copy.rank) != copy.slot]
+        some = data.draw(st.lists(st.sampled_from(sorted(self.ahead) or [PageId(-1)]), max_size=3))
+        for page in self.ahead.keys() & some:
+            # Looked at before the rest has settled.
+            assert self.table.ranks(page) == self.ranks[page]
+        assert all(self.table.is_turning(page) for page in self.ahead.keys() - some)
+        rows = {page: row.slots for page, row in self.ahead.items()}
         self.ahead.clear()
+        page = self.table.new_page([RankId(0)], lent=ORDINARY_ONLY)
+        if page is not None:
+            self.ranks[page], self.references[page] = (RankId(0),), 1
+        self.table.settle()
+        assert all({c.rank: c.slot for c in self.table.copies(page)} == rows[page] for page in rows)
 
-    def candidates(self) -> list[tuple[PageId, RankId]]:
-        """Copies that may be made ahead."""
-        return [
-            (page, RankId(rank))
-            for page, ranks in self.ranks.items()
-            for rank in range(NUM_RANKS)
-            if not self.pins[page] and rank not in ranks and (page, rank) not in self.ahead
-        ]
+    def candidates(self) -> list[PageId]:
+        """Pages that may get a row to come."""
+        return [page for page in self.ranks if not self.pins[page] and page not in self.ahead]
 
     @invariant()
     def agrees(self) -> None:
         self.ahead = {
-            (page, rank): source
-            for (page, rank), source in self.ahead.items()
-            if page in self.ranks and not self.pins[page]
+            page: row for page, row in self.ahead.items() if page in self.ranks and not self.pins[page]
         }
         self.table.check_integrity()
+        assert len(self.table.ahead) == len(self.ahead)
         assert self.table.num_pages == len(self.ranks)
         held = Counter(rank for ranks in self.ranks.values() for rank in ranks)
         for rank in (RankId(number) for number in range(NUM_RANKS)):
-            count = sum(on == rank for _, on in self.ahead)
-            assert self.table.ahead.count(rank) == len(self.table.ahead.slots(rank)) == count
-            held[rank] += count
-        for number in range(NUM_RANKS):
-            rank = RankId(number)
+            slots = [row.slots[rank] for row in self.ahead.values() if rank in row.made]
+            assert self.table.ahead.slots(rank) == slots
+            assert self.table.ahead.count(rank) == len(slots)
+            held[rank] += len(slots)
             free = self.table.free_slots(rank, lent=frozenset(Matrix))
             assert free + held[rank] == ORDINARY + BORROWED
             quarantined = [p for p, ranks in self.ranks.items() if rank in ranks and not self.references[p]]

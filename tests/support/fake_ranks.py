@@ -67,6 +67,7 @@ class Mirror:
     num_prompt: int
     sampling: SamplingParams
     table: list[tuple[int, ...]] = field(default_factory=list)
+    to_come: list[tuple[int, ...]] = field(default_factory=list)
 
 
 class FakeRanks:
@@ -153,6 +154,14 @@ class FakeRanks:
             self.mirrors[new.seq] = Mirror(
                 tokens=list(new.tokens), num_prompt=new.num_prompt, sampling=new.sampling
             )
+        for rows in plan.taken:
+            mirror = self.mirrors[rows.seq]
+            assert rows.num_pages <= min(len(mirror.table), len(mirror.to_come)), "rows that were never told"
+            mirror.table[: rows.num_pages] = mirror.to_come[: rows.num_pages]
+        for update in plan.ahead:
+            to_come = self.mirrors[update.seq].to_come
+            assert update.first_page <= len(to_come), "a gap in rows to come"
+            to_come[update.first_page :] = update.slots
         for update in plan.tables:
             table = self.mirrors[update.seq].table
             assert update.first_page <= len(table), "a gap in a table"

@@ -1,7 +1,7 @@
 """The leader's loop over engines in this process: no idle steps, no lost request, no hang at the end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -52,9 +52,12 @@ class Ranks:
         if not self._failed.done():
             self._failed.set_result(GroupFailed(cause))
 
-    async def step(self, plan: StepPlan, *, timeout_s: float) -> tuple[StepResult, ...]:
+    async def step(
+        self, plan: StepPlan, *, timeout_s: float, meanwhile: Callable[[], None]
+    ) -> tuple[StepResult, ...]:
         del timeout_s
         self.steps.append(plan)
+        meanwhile()
         hang = asyncio.ensure_future(self.hang.wait())
         await asyncio.wait({hang, self._failed}, return_when=asyncio.FIRST_COMPLETED)
         hang.cancel()
@@ -283,7 +286,9 @@ def test_a_plan_that_the_engines_reject_ends_the_group(tiny_v3: Path) -> None:
     async def scenario() -> None:
         async with _running(tiny_v3) as (leader, ranks, _):
 
-            async def wrong(plan: StepPlan, *, timeout_s: float) -> tuple[StepResult, ...]:
+            async def wrong(
+                plan: StepPlan, *, timeout_s: float, meanwhile: Callable[[], None]
+            ) -> tuple[StepResult, ...]:
                 raise InvariantBroken("rows do not continue the history")
 
             ranks.step = wrong  # type: ignore[method-assign]
