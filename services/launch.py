@@ -27,6 +27,7 @@ from splash_core.errors import ConfigError, GroupFailed, Unavailable
 from splash_core.leader.build import draw_blueprint
 from splash_core.policy.snapshot import Phase
 from splash_core.settings_base import as_flags, shared_fields
+from splash_core.transport.reach import check_reach
 
 PREFILL, DECODE, ROUTER = "prefill-0", "decode-0", "router"
 _POLL_S = 0.05
@@ -138,6 +139,7 @@ class Stack:
 
     def _launch(self, report: Progress) -> None:
         settings = self.settings
+        check_reach(settings.device, settings.transport)
         groups = {
             PREFILL: self._group(PREFILL, settings.prefill_ranks, settings.prefill_layout),
             DECODE: self._group(DECODE, settings.decode_ranks, settings.decode_layout),

@@ -15,14 +15,13 @@ from typing import TypeVar
 
 from splash_core.errors import ConfigError
 from splash_core.settings_base import checked, converted, setting
-from splash_core.units import STAGING_BYTES
+from splash_core.units import LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
 S = TypeVar("S")
 
 LAYOUTS = ("TP", "CP", "DP", "DOP", "DOP-P")
 STANDARD_LAYOUTS = ("TP", "CP", "DP", "DOP")
 """Names of `layout.layout.Layout`, which stands above settings, and of those that are offered by default."""
-_DEVICES = {"cuda": "only cpu is served so far; leave --device out"}
 _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 _TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
 
@@ -48,13 +47,17 @@ class WorkerSettings(ModelSettings):
         "shm", "How KV pages cross between groups.", choices=("shm",), planned=_TRANSPORTS
     )
     policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
+    device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
+    gpu: str = setting("h200", "Which GPU cuda is: its figures size the pool and predict step times.")
+    memory_fraction: float = setting(0.85, "Part of a GPU's memory that its rank may use.")
     layouts: str = setting(
         ",".join(STANDARD_LAYOUTS),
         f"Layouts that a group may run, separated by commas; of {', '.join(LAYOUTS)}.",
     )
-    device: str = setting("cpu", "Where ranks compute.", choices=("cpu",), planned=_DEVICES)
     dtype: str = setting(
-        "auto", "Arithmetic and KV type; auto is fp32 on CPU.", choices=("auto", "fp32", "fp64", "bf16")
+        "auto",
+        "Arithmetic and KV type; auto is fp32 on CPU, bf16 on cuda.",
+        choices=("auto", "fp32", "fp64", "bf16"),
     )
     page_size: int = setting(64, "Size of a KV page.", unit="tokens")
     kv_bytes: int = setting(
@@ -71,6 +74,12 @@ class WorkerSettings(ModelSettings):
         "that it allows; above 1 more requests run at once, and some may have to be computed again.",
     )
     staging_bytes: int = setting(STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes")
+    transfer_max_ctas: int = setting(
+        TRANSFER_CTAS, "GPU thread blocks that transfers take: more are faster and slow what runs beside."
+    )
+    switch_layers_ahead: int = setting(
+        LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes (cuda)."
+    )
     precopy_bytes_per_step: int = setting(
         STAGING_BYTES,
         "Most that a rank receives in each ordinary step while a switch copies ahead (mode precopied).",
@@ -264,9 +273,13 @@ def cache_home(environ: Mapping[str, str] | None = None) -> Path:
     return Path(base) / "splash"
 
 
+_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""NVLink multicast stays off unless the operator says otherwise: a fault there may take a host's GPUs."""
+
+
 def child_environment(*, num_threads: int | None = None) -> dict[str, str]:
     """This process's environment for a child, with the thread count that numeric libraries read at import."""
-    environ = dict(os.environ)
+    environ = _NO_MULTICAST | dict(os.environ)
     if num_threads is not None:
         environ |= {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
     return environ

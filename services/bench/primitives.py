@@ -4,7 +4,7 @@ Each is what a switch does per layer (gather kernel, collective, scatter), next 
 for the same bytes between the same ranks out of contiguous buffers, in the same run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from services.bench.settings import PrimitivesSettings, directions_of, layouts_o
 from services.bench.sizing import Demand
 from services.bench.spmd import RankHost
 from splash_core.cost.switch import kv_primitive
+from splash_core.engine.lanes import Move
+from splash_core.engine.switching import ChunkMove, PlannedChunk, WeightMove
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import RULES, Layout
 from splash_core.switch.manifest import Primitive, SwitchManifest
@@ -51,7 +53,7 @@ class _Primitives:
         self._settings = settings
         self._comm = rig.host.comms.transfer
         self._arena = rig.engine.ctx.arena
-        self._mover = rig.engine.mover()
+        self._mover = rig.engine.mover
 
     def weights(self, direction: Direction) -> None:
         """The gather of one layer's projection shards, where the direction needs one."""
@@ -65,7 +67,7 @@ class _Primitives:
         traffic = Traffic.gather(rig.settings.ranks, manifest.weight_bytes_per_layer // peers)
 
         def gather(rep: int) -> None:
-            self._mover.gather_weights(rep % rig.spec.layers, manifest.gathered)
+            self._run([WeightMove(rep % rig.spec.layers, self._mover, manifest.gathered)])
 
         measured = self._measure(gather, traffic)
         self._recorder.add(_row("weights all_gather", direction, None, None) | measured)
@@ -91,15 +93,20 @@ class _Primitives:
         self._recorder.add(_row(f"kv {manifest.kv}", direction, batch, context) | measured | chunks)
 
     def _mover_of(self, manifest: SwitchManifest) -> Callable[[int], None]:
-        works = [self._mover.prepare(chunk) for chunk in manifest.layer_chunks]
+        chunks = [PlannedChunk(chunk, self._mover) for chunk in manifest.layer_chunks]
 
         def move(rep: int) -> None:
             # Another layer each time, so that no cache holds what is read.
             pages = self._arena.layer(rep % self._rig.spec.layers)
-            for work in works:
-                self._mover.move_pages(work, pages)
+            self._run([ChunkMove(chunk, self._mover, pages) for chunk in chunks])
 
         return move
+
+    def _run(self, moves: Sequence[Move]) -> None:
+        """One layer's moves, as a switch runs them: chunks on a GPU overlap."""
+        lane = self._rig.engine.new_lane()
+        lane.start((), [moves])
+        lane.finish()
 
     def _measure(self, operation: Callable[[int], object], traffic: Traffic) -> dict[str, Any]:
         """Times of the operation and of the best contiguous way, as fields of a row."""

@@ -95,6 +95,7 @@ class Rig:
             dtype=self.dtype,
             layout=layout,
         )
+        self.engine.reserve_staging(settings.staging_bytes)
         self.runner: Runner = self.engine
         """The one place through which plans are executed."""
         self.clock: Clock = clock_of(device)

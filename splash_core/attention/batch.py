@@ -1,4 +1,4 @@
-"""A step's rows as tensors: built once per step from the plan and the mirrored page tables.
+"""A step's rows, on the host: built once per step from the plan and the mirrored page tables.
 
 Every rank builds the same batch (only `rank` differs), so all counts that collectives need are known
 everywhere without asking. Rows are home-major (see `layout.homes`).
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from splash_core.ids import RankId, SeqId
+from splash_core.kernels.base import IntArray
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.homes import Homes, RowsOfSequence, assign_homes
 from splash_core.layout.layout import RULES
 from splash_core.layout.ownership import NO_SLOT
 from splash_core.scheduling.step import StepPlan
 
-IntArray = NDArray[np.int64]
+PADDING = -1
+"""In place of a sequence's index: a row that computes nothing anybody reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,13 @@ class Batch:
     sequences: tuple[BatchSequence, ...]
     counts: tuple[int, ...]
     """Rows at home on each rank."""
+    padded: bool
+    """See `attention.padding`: all ranks have equally many rows, and which rows cross ranks follows from that
+    alone."""
     sequence_N: IntArray
-    """Index into `sequences` of each row."""
+    """Index into `sequences` of each row, or `PADDING`."""
     position_N: IntArray
-    tokens_N: Tensor
-    """int64, on the compute device."""
-    positions_N: Tensor
-    """int64, on the compute device."""
+    token_N: IntArray
 
     @property
     def num_rows(self) -> int:
@@ -81,18 +81,39 @@ class Batch:
     def slots_on(self, rank: int) -> IntArray:
         """`[N]`: the slot on `rank` where each row's KV belongs, or NO_SLOT."""
         slots_N = np.full(self.num_rows, NO_SLOT, dtype=np.int64)
+        some_row_S = np.zeros(len(self.sequences) + 1, dtype=np.int64)
+        some_row_S[self.sequence_N] = np.arange(self.num_rows)  # padding falls on the extra place, -1
         for index, sequence in enumerate(self.sequences):
+            if sequence.count == 1:  # the only row: a decode step has hundreds of these
+                slots_N[some_row_S[index]] = sequence.table_PT[sequence.start // self.page_size, rank]
+                continue
             rows = self.sequence_N == index
             slots_N[rows] = sequence.table_PT[self.position_N[rows] // self.page_size, rank]
         return slots_N
 
     def holders_NT(self) -> NDArray[np.bool_]:
-        """`[N, T]`: which ranks hold any visible key of each row's sequence."""
+        """`[N, T]`: which ranks are asked about each row: those that hold any visible key of its sequence.
+
+        In a padded batch that is every rank: one without keys answers 0 and lse -inf.
+        """
+        if self.padded:
+            return np.ones((self.num_rows, self.num_ranks), dtype=np.bool_)
         holders_ST = np.zeros((len(self.sequences), self.num_ranks), dtype=np.bool_)
         for index, sequence in enumerate(self.sequences):
             pages = -(-sequence.end // self.page_size)
             holders_ST[index] = (sequence.table_PT[:pages] != NO_SLOT).any(axis=0)
         return holders_ST[self.sequence_N]
+
+    def writers_NT(self) -> NDArray[np.bool_]:
+        """`[N, T]`: which ranks write each row's KV. In a padded batch that is the home rank alone."""
+        written_NT = np.stack([self.slots_on(rank) != NO_SLOT for rank in range(self.num_ranks)], axis=1)
+        if self.padded:
+            home_NT = np.zeros_like(written_NT)
+            for rank in range(self.num_ranks):
+                home_NT[self.rows_of(rank), rank] = True
+            assert not (written_NT & ~home_NT).any(), "a padded row is written away from home"
+            return home_NT
+        return written_NT
 
 
 def build_batch(
@@ -102,10 +123,34 @@ def build_batch(
     rank: RankId,
     num_ranks: int,
     page_size: int,
-    device: torch.device,
 ) -> Batch:
     """The batch of a plan, given each sequence's mirrored page table `[pages, T]`."""
-    sequences = tuple(
+    sequences = _sequences(plan, tables)
+    homes = assign_homes(
+        RULES[plan.layout].history,
+        [_rows(sequence, page_size) for sequence in sequences],
+        num_ranks=num_ranks,
+        page_size=page_size,
+    )
+    counts = tuple(sum(run.count for run in ranges) for ranges in homes)
+    sequence_N, position_N, token_N = _flatten(plan, homes)
+    return Batch(
+        rank=rank,
+        num_ranks=num_ranks,
+        page_size=page_size,
+        form=plan.form,
+        cp_storage=plan.cp_storage,
+        sequences=sequences,
+        counts=counts,
+        padded=False,
+        sequence_N=sequence_N,
+        position_N=position_N,
+        token_N=token_N,
+    )
+
+
+def _sequences(plan: StepPlan, tables: Mapping[SeqId, IntArray]) -> tuple[BatchSequence, ...]:
+    return tuple(
         BatchSequence(
             seq=step.seq,
             start=step.start,
@@ -114,26 +159,6 @@ def build_batch(
             table_PT=tables[step.seq],
         )
         for step in plan.sequences
-    )
-    homes = assign_homes(
-        RULES[plan.layout].history,
-        [_rows(sequence, page_size) for sequence in sequences],
-        num_ranks=num_ranks,
-        page_size=page_size,
-    )
-    sequence_N, position_N, tokens_N = _flatten(plan, homes)
-    return Batch(
-        rank=rank,
-        num_ranks=num_ranks,
-        page_size=page_size,
-        form=plan.form,
-        cp_storage=plan.cp_storage,
-        sequences=sequences,
-        counts=tuple(sum(run.count for run in ranges) for ranges in homes),
-        sequence_N=sequence_N,
-        position_N=position_N,
-        tokens_N=torch.from_numpy(tokens_N).to(device),
-        positions_N=torch.from_numpy(position_N).to(device),
     )
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splash_core.attention.backend import AttentionBackend
 from splash_core.dist.comm import Comm
 from splash_core.ids import RankId
+from splash_core.kernels.base import Kernels
 from splash_core.kv.arena import Arena
 from splash_core.model.rope import RotaryTable
 from splash_core.model.shards import RankWeights
@@ -22,6 +24,8 @@ class RankContext:
 
     comm: Comm
     """The compute communicator."""
+    kernels: Kernels
+    attention: AttentionBackend
     arena: Arena
     spec: ModelSpec
     weights: RankWeights

@@ -14,25 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splash_core.attention.backend import StagedRows
 from splash_core.attention.base import LayoutAttention
 from splash_core.attention.batch import Batch, IntArray
-from splash_core.attention.context import RankContext
+from splash_core.attention.context import Angles, RankContext
 from splash_core.attention.mla import (
-    WritePlaces,
     absorb,
     add_output_bias,
     append_rows,
-    attend_latent,
-    attend_values,
     head_queries,
     head_values,
     latent_queries,
     latent_rows,
     project_out,
+    write_places,
 )
 from splash_core.attention.routing import RowRoute
-from splash_core.attention.work import paged_work, staged_work
-from splash_core.kernels.reference import gather_keys, merge_by_lse
 from splash_core.layout.layout import Projection
 from splash_core.layout.ownership import NO_SLOT
 
@@ -44,13 +41,23 @@ class PassQueries(LayoutAttention):
 
     def __init__(self, ctx: RankContext, batch: Batch) -> None:
         super().__init__(ctx, batch)
-        written_NT = np.stack([batch.slots_on(rank) != NO_SLOT for rank in range(ctx.num_ranks)], axis=1)
-        self._kv_route = RowRoute(ctx, batch, written_NT)
-        self._places = WritePlaces(batch, self._kv_route.received_N, ctx.device)
+        self._kv_route = RowRoute(ctx, batch, batch.writers_NT())
+        self._places = write_places(ctx, batch, self._kv_route.received_N)
         self._q_route = RowRoute(ctx, batch, batch.holders_NT())
         asked_N = self._q_route.received_N
-        self._work = paged_work(batch, asked_N, ctx.device)
-        self._asked_angles = ctx.rotary.angles(batch.positions_N[torch.from_numpy(asked_N).to(ctx.device)])
+        self._attention = ctx.attention.paged(batch, asked_N)
+        self._asked_N = ctx.kernels.upload(asked_N)
+        self._asked_angles: Angles
+
+    def begin(self) -> None:
+        """Also look up the angles of the rows that come from other ranks."""
+        super().begin()
+        self._asked_angles = self.ctx.rotary.angles(self.positions_N[self._asked_N])
+
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """All heads of all rows, over its stripe."""
+        return rows_per_rank * ctx.num_ranks, ctx.spec.heads
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
@@ -59,7 +66,7 @@ class PassQueries(LayoutAttention):
         append_rows(ctx, layer, self._kv_route.send(kv_NC, tag="cp.route_kv_rows"), self._places)
         q_NQ = self._q_route.send(latent_queries(ctx, layer, x_ND), tag="cp.q_to_owners")
         q_NHD = head_queries(ctx, layer, q_NQ, self._asked_angles, KIND)
-        out_NHr, lse_NH = attend_latent(ctx, layer, absorb(ctx, layer, q_NHD, KIND), self._work)
+        out_NHr, lse_NH = self._attention.latent(ctx, layer, absorb(ctx, layer, q_NHD, KIND))
         out_NHv = self._merge_at_home(head_values(ctx, layer, out_NHr, KIND), lse_NH)
         return add_output_bias(ctx, layer, project_out(ctx, layer, out_NHv, KIND))
 
@@ -71,7 +78,7 @@ class PassQueries(LayoutAttention):
         parts = self._q_route.give_back(parts, tag="cp.out_from_owners").roll(-rotation, dims=1)
         out_NHv, lse_NHx = parts.split([out_NHv.shape[-1], parts.shape[-1] - out_NHv.shape[-1]], dim=-1)
         lse_NH = lse_NHx.contiguous().view(lse_NH.dtype).squeeze(-1)
-        return merge_by_lse(
+        return self.ctx.kernels.merge_by_lse(
             self._q_route.by_peer(out_NHv, fill=0.0), self._q_route.by_peer(lse_NH, fill=float("-inf"))
         )
 
@@ -81,27 +88,31 @@ class PassKeys(LayoutAttention):
 
     def __init__(self, ctx: RankContext, batch: Batch) -> None:
         super().__init__(ctx, batch)
-        self._places = WritePlaces(batch, np.arange(batch.num_rows), ctx.device)
+        self._places = write_places(ctx, batch, np.arange(batch.num_rows))
         self._stripes, keys = _history_stripes(batch)
-        self._own_slots = torch.from_numpy(self._stripes[ctx.rank]).to(ctx.device)
+        self._own_slots = ctx.kernels.upload(self._stripes[ctx.rank])
         self._stripe_rows = [len(slots) * batch.page_size for slots in self._stripes]
         home_N = np.arange(batch.num_rows)[batch.home]
-        self._work = staged_work(batch, home_N, keys, ctx.device)
+        self._attention = ctx.attention.staged(batch, home_N, keys)
+
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """All heads of its own rows."""
+        return rows_per_rank, ctx.spec.heads
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx, batch = self.ctx, self.batch
         kv_NC = latent_rows(ctx, layer, x_ND, self.home_angles)
         chunk_NC = ctx.comm.all_gather_rows(kv_NC, batch.counts, tag="cp.gather_kv_rows")
-        own_KC = gather_keys(ctx.arena.layer(layer), self._own_slots, self._stripe_rows[ctx.rank])
+        own_KC = ctx.kernels.gather_pages(ctx.arena.layer(layer), self._own_slots).flatten(0, 1)
         history_KC = ctx.comm.all_gather_rows(own_KC, self._stripe_rows, tag="cp.gather_history")
         append_rows(ctx, layer, chunk_NC, self._places)
         q_NHD = head_queries(ctx, layer, latent_queries(ctx, layer, x_ND), self.home_angles, KIND)
-        out_NHv = attend_values(
+        out_NHv = self._attention.values(
             ctx,
             layer,
             q_NHD,
-            self._work,
             kind=KIND,
             form=batch.form,
             staging_KC=torch.cat([history_KC, chunk_NC]),
@@ -109,7 +120,7 @@ class PassKeys(LayoutAttention):
         return add_output_bias(ctx, layer, project_out(ctx, layer, out_NHv, KIND))
 
 
-def _history_stripes(batch: Batch) -> tuple[list[IntArray], dict[int, tuple[IntArray, IntArray]]]:
+def _history_stripes(batch: Batch) -> tuple[list[IntArray], StagedRows]:
     """What each rank sends of the histories, and where each sequence's keys are in the staging tensor.
 
     Staging holds every rank's whole pages in rank order, then the step's own rows. A page that several
@@ -127,7 +138,7 @@ def _history_stripes(batch: Batch) -> tuple[list[IntArray], dict[int, tuple[IntA
             found.append((index, page, holder, len(slots[holder])))
             slots[holder].append(int(row[holder]))
     first_row = np.concatenate([[0], np.cumsum([len(held) for held in slots])]) * batch.page_size
-    keys: dict[int, tuple[IntArray, IntArray]] = {}
+    keys: StagedRows = {}
     for index, sequence in enumerate(batch.sequences):
         pages = [
             (page, int(first_row[holder]) + place * batch.page_size)

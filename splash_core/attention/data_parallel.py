@@ -7,16 +7,14 @@ from splash_core.attention.base import LayoutAttention
 from splash_core.attention.batch import Batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.mla import (
-    WritePlaces,
     add_output_bias,
     append_rows,
-    attend_values,
     head_queries,
     latent_queries,
     latent_rows,
     project_out,
+    write_places,
 )
-from splash_core.attention.work import paged_work
 from splash_core.layout.layout import Projection
 
 
@@ -26,8 +24,13 @@ class DataParallel(LayoutAttention):
     def __init__(self, ctx: RankContext, batch: Batch) -> None:
         super().__init__(ctx, batch)
         home_N = np.arange(batch.num_rows)[batch.home]
-        self._work = paged_work(batch, home_N, ctx.device)
-        self._places = WritePlaces(batch, home_N, ctx.device)
+        self._attention = ctx.attention.paged(batch, home_N)
+        self._places = write_places(ctx, batch, home_N)
+
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """All heads of its own rows."""
+        return rows_per_rank, ctx.spec.heads
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
@@ -35,7 +38,5 @@ class DataParallel(LayoutAttention):
         append_rows(ctx, layer, latent_rows(ctx, layer, x_ND, self.home_angles), self._places)
         q_NQ = latent_queries(ctx, layer, x_ND)
         q_NHD = head_queries(ctx, layer, q_NQ, self.home_angles, Projection.REPLICATED)
-        out_NHv = attend_values(
-            ctx, layer, q_NHD, self._work, kind=Projection.REPLICATED, form=self.batch.form
-        )
+        out_NHv = self._attention.values(ctx, layer, q_NHD, kind=Projection.REPLICATED, form=self.batch.form)
         return add_output_bias(ctx, layer, project_out(ctx, layer, out_NHv, Projection.REPLICATED))

@@ -21,19 +21,16 @@ from splash_core.attention.base import LayoutAttention
 from splash_core.attention.batch import Batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.mla import (
-    WritePlaces,
     absorb,
     add_output_bias,
     append_rows,
-    attend_latent,
-    attend_values,
     head_queries,
     head_values,
     latent_queries,
     latent_rows,
     project_out,
+    write_places,
 )
-from splash_core.attention.work import paged_work
 from splash_core.layout.layout import Projection
 
 
@@ -46,8 +43,13 @@ class _Decoupled(LayoutAttention):
     def __init__(self, ctx: RankContext, batch: Batch) -> None:
         super().__init__(ctx, batch)
         home_N = np.arange(batch.num_rows)[batch.home]
-        self._work = paged_work(batch, home_N, ctx.device)
-        self._places = WritePlaces(batch, home_N, ctx.device)
+        self._attention = ctx.attention.paged(batch, home_N)
+        self._places = write_places(ctx, batch, home_N)
+
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """All heads of the rows it owns."""
+        return rows_per_rank, ctx.spec.heads
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
@@ -92,7 +94,7 @@ class DecoupledOwnership(_Decoupled):
     def _attend(self, layer: int, q_NHD: Tensor) -> Tensor:
         ctx = self.ctx
         q_NHC = self._heads_to_owners(absorb(ctx, layer, q_NHD, Projection.SHARDED))
-        out_NHr, _ = attend_latent(ctx, layer, q_NHC, self._work)
+        out_NHr, _ = self._attention.latent(ctx, layer, q_NHC)
         return head_values(ctx, layer, self._heads_from_owners(out_NHr), Projection.SHARDED)
 
 
@@ -104,7 +106,5 @@ class DecoupledWithKvB(_Decoupled):
     def _attend(self, layer: int, q_NHD: Tensor) -> Tensor:
         ctx, rotation = self.ctx, self.ctx.arena.head_rotation
         q_NHD = self._heads_to_owners(q_NHD).roll(-rotation, dims=1)
-        out_NHv = attend_values(
-            ctx, layer, q_NHD, self._work, kind=Projection.REPLICATED, form=self.batch.form
-        )
+        out_NHv = self._attention.values(ctx, layer, q_NHD, kind=Projection.REPLICATED, form=self.batch.form)
         return self._heads_from_owners(out_NHv.roll(rotation, dims=1))

@@ -11,18 +11,9 @@ from torch import Tensor
 
 from splash_core.attention.batch import Batch, IntArray
 from splash_core.attention.context import Angles, RankContext
-from splash_core.attention.work import AttentionWork, ChunkGroup, PagedKeys
-from splash_core.kernels.dtypes import at_least_fp32
+from splash_core.kernels.base import WritePlaces
 from splash_core.kernels.linear import linear
-from splash_core.kernels.reference import (
-    attend_absorbed,
-    attend_decode,
-    attend_expanded,
-    gather_keys,
-)
-from splash_core.layout.forms import AttentionForm
 from splash_core.layout.layout import Matrix, Projection
-from splash_core.layout.ownership import NO_SLOT
 from splash_core.model.norm import LATENT_EPS, rms_norm
 from splash_core.model.shards import LatentWeights
 
@@ -84,117 +75,16 @@ def add_output_bias(ctx: RankContext, layer: int, out_ND: Tensor) -> Tensor:
     return out_ND if bias_d is None else out_ND + bias_d
 
 
-def append_rows(ctx: RankContext, layer: int, rows_NC: Tensor, places: "WritePlaces") -> None:
+def write_places(ctx: RankContext, batch: Batch, rows_N: IntArray) -> WritePlaces:
+    """Where batch rows `rows_N` go on this rank; rows without a page here are skipped by `append_rows`."""
+    return ctx.kernels.write_places(
+        batch.slots_on(batch.rank)[rows_N], batch.position_N[rows_N] % batch.page_size
+    )
+
+
+def append_rows(ctx: RankContext, layer: int, rows_NC: Tensor, places: WritePlaces) -> None:
     """Write KV rows into this rank's pages of one layer."""
-    if len(places.rows_N):
-        ctx.arena.layer(layer)[places.slots_N, places.offsets_N] = rows_NC[places.rows_N]
-
-
-class WritePlaces:
-    """Where the rows given to `append_rows` go on this rank; rows without a page here are left out."""
-
-    def __init__(self, batch: Batch, rows_N: IntArray, device: torch.device) -> None:
-        slots_N = batch.slots_on(batch.rank)[rows_N]
-        kept = (slots_N != NO_SLOT).nonzero()[0]
-        self.rows_N = torch.from_numpy(kept).to(device)
-        self.slots_N = torch.from_numpy(slots_N[kept]).to(device)
-        self.offsets_N = torch.from_numpy(batch.position_N[rows_N[kept]] % batch.page_size).to(device)
-
-
-def attend_latent(ctx: RankContext, layer: int, q_NHC: Tensor, work: AttentionWork) -> tuple[Tensor, Tensor]:
-    """Absorbed attention of this rank's query rows over this rank's pages.
-
-    Returns:
-        out_NHr and lse_NH.
-    """
-    latent = ctx.spec.kv_lora_rank
-    pages_SPC = ctx.arena.layer(layer)
-    out_NHr = q_NHC.new_empty(*q_NHC.shape[:2], latent)
-    lse_NH = torch.empty(q_NHC.shape[:2], dtype=at_least_fp32(q_NHC.dtype), device=q_NHC.device)
-    for group in work.decodes:
-        out_NHr[group.rows_B], lse_NH[group.rows_B] = attend_decode(
-            q_NHC[group.rows_B], pages_SPC, group.slots_BM, group.visible_BK, scale=ctx.scale, latent=latent
-        )
-    for group in work.chunks:
-        kv_KC = _keys(group, pages_SPC)
-        out_NHr[group.rows_N], lse_NH[group.rows_N] = attend_absorbed(
-            q_NHC[group.rows_N], kv_KC, _visible(group), scale=ctx.scale, latent=latent
-        )
-    return out_NHr, lse_NH
-
-
-def attend_values(
-    ctx: RankContext,
-    layer: int,
-    q_NHD: Tensor,
-    work: AttentionWork,
-    *,
-    kind: Projection,
-    form: AttentionForm,
-    staging_KC: Tensor | None = None,
-) -> Tensor:
-    """Attention and W_UV where a rank holds both the keys and the KV-B of the query's heads.
-
-    Chunks take the form that the plan names; decode rows are always absorbed.
-
-    Args:
-        ctx: the rank.
-        layer: layer index.
-        q_NHD: queries of the view's heads.
-        work: groups over the same rows.
-        kind: which view of the projections.
-        form: for chunks.
-        staging_KC: keys gathered for this layer, when the work refers to them.
-
-    Returns:
-        out_NHv.
-    """
-    out_NHv = q_NHD.new_empty(*q_NHD.shape[:2], ctx.spec.v_dim)
-    pages_SPC = ctx.arena.layer(layer)
-    latent = ctx.spec.kv_lora_rank
-    for group in work.decodes:
-        q_BHC = absorb(ctx, layer, q_NHD[group.rows_B], kind)
-        out_BHr, _ = attend_decode(
-            q_BHC, pages_SPC, group.slots_BM, group.visible_BK, scale=ctx.scale, latent=latent
-        )
-        out_NHv[group.rows_B] = head_values(ctx, layer, out_BHr, kind)
-    for group in work.chunks:
-        kv_KC = _keys(group, pages_SPC) if staging_KC is None else _staged(group, staging_KC)
-        # One row does not pay for expanding its keys.
-        expand = form is AttentionForm.EXPANDED and len(group.rows_N) > 1
-        attend_chunk = _chunk_expanded if expand else _chunk_absorbed
-        out_NHv[group.rows_N] = attend_chunk(ctx, layer, q_NHD[group.rows_N], kv_KC, group, kind)
-    return out_NHv
-
-
-def _chunk_expanded(
-    ctx: RankContext, layer: int, q_NHD: Tensor, kv_KC: Tensor, group: ChunkGroup, kind: Projection
-) -> Tensor:
-    kv_b_HXr = ctx.arena.projection(layer, Matrix.KV_B, kind)
-    visible_NK = None if group.causal_from_zero else _visible(group)
-    return attend_expanded(q_NHD, kv_KC, kv_b_HXr, visible_NK, scale=ctx.scale, nope=ctx.spec.nope_dim)
-
-
-def _chunk_absorbed(
-    ctx: RankContext, layer: int, q_NHD: Tensor, kv_KC: Tensor, group: ChunkGroup, kind: Projection
-) -> Tensor:
-    q_NHC = absorb(ctx, layer, q_NHD, kind)
-    out_NHr, _ = attend_absorbed(q_NHC, kv_KC, _visible(group), scale=ctx.scale, latent=ctx.spec.kv_lora_rank)
-    return head_values(ctx, layer, out_NHr, kind)
-
-
-def _keys(group: ChunkGroup, pages_SPC: Tensor) -> Tensor:
-    assert isinstance(group.keys, PagedKeys)
-    return gather_keys(pages_SPC, group.keys.slots_M, len(group.keys.positions_K))
-
-
-def _staged(group: ChunkGroup, staging_KC: Tensor) -> Tensor:
-    assert not isinstance(group.keys, PagedKeys)
-    return staging_KC[group.keys.rows_K]
-
-
-def _visible(group: ChunkGroup) -> Tensor:
-    return group.keys.positions_K <= group.positions_N[:, None]
+    ctx.kernels.append_rows(ctx.arena.layer(layer), rows_NC, places)
 
 
 def _linear(x_ND: Tensor, down: LatentWeights) -> Tensor:

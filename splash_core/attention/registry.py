@@ -22,7 +22,15 @@ _OTHERS: dict[Layout, type[LayoutAttention]] = {
 }
 
 
+def attends(layout: Layout, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+    """Query rows and heads with which a rank attends in a padded decode step of `layout`."""
+    return _class_of(layout, CpStorage.PASS_Q).attends(ctx, rows_per_rank)
+
+
 def create_attention(layout: Layout, ctx: RankContext, batch: Batch) -> LayoutAttention:
     """The attention of one step in `layout`."""
-    kind = _CONTEXT_PARALLEL[batch.cp_storage] if layout is Layout.CP else _OTHERS[layout]
-    return kind(ctx, batch)
+    return _class_of(layout, batch.cp_storage)(ctx, batch)
+
+
+def _class_of(layout: Layout, cp_storage: CpStorage) -> type[LayoutAttention]:
+    return _CONTEXT_PARALLEL[cp_storage] if layout is Layout.CP else _OTHERS[layout]

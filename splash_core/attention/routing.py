@@ -31,9 +31,9 @@ class RowRoute:
         self.recv_counts = [int(wanted_NT[batch.rows_of(peer), rank].sum()) for peer in range(ranks)]
         self.received_N: IntArray = wanted_NT[:, rank].nonzero()[0]
         """Batch rows that this rank receives, in order of arrival."""
-        self._send_rows_N = _tensor(home_NT.T.nonzero()[1], ctx.device)
+        self._send_rows_N = ctx.kernels.upload(home_NT.T.nonzero()[1])
         """Home rows for rank 0 first, then rank 1, …"""
-        self._send_peers_N = _tensor(home_NT.T.nonzero()[0], ctx.device)
+        self._send_peers_N = ctx.kernels.upload(home_NT.T.nonzero()[0])
         self._home_rows = batch.counts[rank]
         self._crosses = bool(
             wanted_NT.sum() > sum(wanted_NT[batch.rows_of(j), j].sum() for j in range(ranks))
@@ -58,7 +58,3 @@ class RowRoute:
         dense = torch.full(shape, fill, dtype=answers_NX.dtype, device=answers_NX.device)
         dense[self._send_peers_N, self._send_rows_N] = answers_NX
         return dense
-
-
-def _tensor(values: IntArray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

@@ -12,16 +12,14 @@ from splash_core.attention.base import LayoutAttention
 from splash_core.attention.batch import Batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.mla import (
-    WritePlaces,
     add_output_bias,
     append_rows,
-    attend_values,
     head_queries,
     latent_queries,
     latent_rows,
     project_out,
+    write_places,
 )
-from splash_core.attention.work import paged_work
 from splash_core.layout.layout import Projection
 
 
@@ -31,8 +29,13 @@ class TensorParallel(LayoutAttention):
     def __init__(self, ctx: RankContext, batch: Batch) -> None:
         super().__init__(ctx, batch)
         rows_N = np.arange(batch.num_rows)
-        self._work = paged_work(batch, rows_N, ctx.device)
-        self._places = WritePlaces(batch, rows_N, ctx.device)
+        self._attention = ctx.attention.paged(batch, rows_N)
+        self._places = write_places(ctx, batch, rows_N)
+
+    @classmethod
+    def attends(cls, ctx: RankContext, rows_per_rank: int) -> tuple[int, int]:
+        """Its own heads of all rows."""
+        return rows_per_rank * ctx.num_ranks, ctx.spec.heads // ctx.num_ranks
 
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
@@ -43,7 +46,7 @@ class TensorParallel(LayoutAttention):
         q_NQ, kv_NC = rows.split([q_NQ.shape[-1], kv_NC.shape[-1]], dim=-1)
         append_rows(ctx, layer, kv_NC, self._places)
         q_NHD = head_queries(ctx, layer, q_NQ, self.angles, Projection.SHARDED)
-        out_NHv = attend_values(ctx, layer, q_NHD, self._work, kind=Projection.SHARDED, form=batch.form)
+        out_NHv = self._attention.values(ctx, layer, q_NHD, kind=Projection.SHARDED, form=batch.form)
         partial_ND = project_out(ctx, layer, out_NHv, Projection.SHARDED)
         out_ND = ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="tp.scatter_out")
         return add_output_bias(ctx, layer, out_ND)

@@ -10,11 +10,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from splash_core.attention.batch import Batch, BatchSequence, IntArray
+from splash_core.attention.backend import StagedRows
+from splash_core.attention.batch import PADDING, Batch, BatchSequence, IntArray
+from splash_core.kernels.base import Kernels
 from splash_core.layout.ownership import NO_SLOT
+
+_Single = tuple[int, IntArray, int]
+"""A row that is its sequence's only one: its number among the rank's rows, its slots, its keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +70,17 @@ class AttentionWork:
     decodes: tuple[DecodeGroup, ...]
 
 
-def paged_work(batch: Batch, rows_N: IntArray, device: torch.device) -> AttentionWork:
+def paged_work(batch: Batch, rows_N: IntArray, kernels: Kernels) -> AttentionWork:
     """Work over the pages on this rank.
 
     Args:
         batch: the step.
         rows_N: row numbers (in the batch) of the rank's query rows, in their order.
-        device: where indices live.
+        kernels: whose `upload` places indices.
     """
     chunks: list[ChunkGroup] = []
-    singles: dict[int, list[tuple[int, IntArray, int]]] = defaultdict(list)
+    singles: dict[int, list[_Single]] = defaultdict(list)
+    singles[0].extend(_padding(batch, rows_N))
     for sequence, local_N in _by_sequence(batch, rows_N):
         slots_M, positions_K = local_keys(batch, sequence, batch.rank)
         if sequence.count == 1:
@@ -85,19 +90,36 @@ def paged_work(batch: Batch, rows_N: IntArray, device: torch.device) -> Attentio
         positions_N = batch.position_N[rows_N[local_N]]
         chunks.append(
             ChunkGroup(
-                rows_N=_tensor(local_N, device),
-                positions_N=_tensor(positions_N, device),
-                keys=PagedKeys(slots_M=_tensor(slots_M, device), positions_K=_tensor(positions_K, device)),
+                rows_N=kernels.upload(local_N),
+                positions_N=kernels.upload(positions_N),
+                keys=PagedKeys(slots_M=kernels.upload(slots_M), positions_K=kernels.upload(positions_K)),
                 causal_from_zero=_is_arange(positions_N) and np.array_equal(positions_N, positions_K),
             )
         )
-    decodes = tuple(_decode_group(members, batch.page_size, device) for _, members in sorted(singles.items()))
+    decodes = tuple(
+        _decode_group(members, batch.page_size, kernels) for _, members in sorted(singles.items()) if members
+    )
     return AttentionWork(num_rows=len(rows_N), chunks=tuple(chunks), decodes=decodes)
 
 
-def staged_work(
-    batch: Batch, rows_N: IntArray, keys: dict[int, tuple[IntArray, IntArray]], device: torch.device
-) -> AttentionWork:
+def decode_work(batch: Batch, rows_N: IntArray, kernels: Kernels, *, max_pages: int) -> AttentionWork:
+    """Work of decode rows and padding as one group whose shapes do not depend on the batch's histories.
+
+    Args:
+        batch: the step; every sequence has one row.
+        rows_N: as for `paged_work`.
+        kernels: whose `upload` places indices.
+        max_pages: pages that a row's table has room for.
+    """
+    singles = _padding(batch, rows_N)
+    for sequence, local_N in _by_sequence(batch, rows_N):
+        slots_M, positions_K = local_keys(batch, sequence, batch.rank)
+        singles.extend((int(row), slots_M, len(positions_K)) for row in local_N)
+    group = _decode_group(sorted(singles, key=lambda single: single[0]), batch.page_size, kernels, max_pages)
+    return AttentionWork(num_rows=len(rows_N), chunks=(), decodes=(group,))
+
+
+def staged_work(batch: Batch, rows_N: IntArray, keys: StagedRows, kernels: Kernels) -> AttentionWork:
     """Work over gathered keys: `keys[sequence] = (rows of the staging tensor, their positions)`."""
     chunks = []
     for sequence, local_N in _by_sequence(batch, rows_N):
@@ -105,13 +127,15 @@ def staged_work(
         positions_N = batch.position_N[rows_N[local_N]]
         chunks.append(
             ChunkGroup(
-                rows_N=_tensor(local_N, device),
-                positions_N=_tensor(positions_N, device),
-                keys=StagedKeys(rows_K=_tensor(staged_K, device), positions_K=_tensor(positions_K, device)),
+                rows_N=kernels.upload(local_N),
+                positions_N=kernels.upload(positions_N),
+                keys=StagedKeys(rows_K=kernels.upload(staged_K), positions_K=kernels.upload(positions_K)),
                 causal_from_zero=_is_arange(positions_N) and np.array_equal(positions_N, positions_K),
             )
         )
-    return AttentionWork(num_rows=len(rows_N), chunks=tuple(chunks), decodes=())
+    padding = _padding(batch, rows_N)
+    decodes = (_decode_group(padding, batch.page_size, kernels),) if padding else ()
+    return AttentionWork(num_rows=len(rows_N), chunks=tuple(chunks), decodes=decodes)
 
 
 def local_keys(batch: Batch, sequence: BatchSequence, rank: int) -> tuple[IntArray, IntArray]:
@@ -125,13 +149,20 @@ def local_keys(batch: Batch, sequence: BatchSequence, rank: int) -> tuple[IntArr
 
 def _by_sequence(batch: Batch, rows_N: IntArray) -> list[tuple[BatchSequence, IntArray]]:
     owners = batch.sequence_N[rows_N]
-    return [(batch.sequences[index], np.nonzero(owners == index)[0]) for index in np.unique(owners)]
+    present = np.unique(owners[owners != PADDING])
+    return [(batch.sequences[index], np.nonzero(owners == index)[0]) for index in present]
+
+
+def _padding(batch: Batch, rows_N: IntArray) -> list[_Single]:
+    """Padding rows as decode rows without keys: they give output 0 and lse -inf."""
+    no_slots = np.empty(0, dtype=np.int64)
+    return [(int(row), no_slots, 0) for row in np.nonzero(batch.sequence_N[rows_N] == PADDING)[0]]
 
 
 def _decode_group(
-    members: list[tuple[int, IntArray, int]], page_size: int, device: torch.device
+    members: list[_Single], page_size: int, kernels: Kernels, max_pages: int = 1
 ) -> DecodeGroup:
-    most = max(max(len(slots) for _, slots, _ in members), 1)
+    most = max(max(len(slots) for _, slots, _ in members), max_pages)
     slots_BM = np.zeros((len(members), most), dtype=np.int64)
     for index, (_, slots, _) in enumerate(members):
         if len(slots):
@@ -140,15 +171,11 @@ def _decode_group(
     lengths_B = np.asarray([length for _, _, length in members], dtype=np.int64)
     visible_BK = np.arange(most * page_size) < lengths_B[:, None]
     return DecodeGroup(
-        rows_B=_tensor(np.asarray([row for row, _, _ in members], dtype=np.int64), device),
-        slots_BM=_tensor(slots_BM, device),
-        visible_BK=torch.from_numpy(visible_BK).to(device),
+        rows_B=kernels.upload(np.asarray([row for row, _, _ in members], dtype=np.int64)),
+        slots_BM=kernels.upload(slots_BM),
+        visible_BK=kernels.upload(visible_BK),
     )
 
 
 def _is_arange(positions_N: IntArray) -> bool:
     return bool(np.array_equal(positions_N, np.arange(len(positions_N))))
-
-
-def _tensor(values: IntArray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

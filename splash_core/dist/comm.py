@@ -1,11 +1,15 @@
 """Collectives behind one small interface; the group is always passed, never looked up.
 
 Every call names its `tag` (what is moved, e.g. `tp.gather_rows`); `CountingComm` adds up the bytes that
-each rank *receives from other ranks* per tag, which is how tests hold the code against docs/model.md §4's formulas.
+each rank *receives from other ranks* per tag, which is how tests hold the code against the formulas of
+docs/model.md §4.
 
 Row collectives are "v" collectives: `counts[j]` is rank j's number of rows (dim 0), known to all ranks
 and free to be zero. All tensors are contiguous; all ranks call in the same order, one thread at a time.
 With one rank a result may be the argument itself. What one exchange sends must not overlap what it receives.
+
+On GPUs every call but `barrier` is enqueued on the current CUDA stream and returns at once; "rank order" of
+sums is then replaced by an order that is fixed, see `reduce_scatter_rows`.
 """
 
 from collections.abc import Sequence
@@ -52,7 +56,10 @@ class Comm(Protocol):
     def reduce_scatter_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
         """Sum over ranks of `[sum(counts), …]`, of which rank j gets its `counts[j]` rows.
 
-        The sum is taken in rank order on every backend, so results do not depend on timing.
+        No backend's result depends on timing. On CPU the sum is taken in rank order, half types in fp32. NCCL
+        sums equal counts in an order that is fixed for a size, element type and topology, but is neither rank
+        order nor the same for all elements, and rounds half types after each addition: the same call gives
+        the same bits, another number of rows may not.
         """
         ...
 
@@ -63,6 +70,13 @@ class Comm(Protocol):
     def barrier(self) -> None:
         """Return once every rank has called it."""
         ...
+
+    def settle(self) -> None:
+        """End a sequence of calls so that the same sequence may follow again, as in a replayed CUDA graph.
+
+        Backends without state between calls need nothing.
+        """
+        return
 
     def close(self) -> None:
         """Release the communicator; later calls fail."""
@@ -76,3 +90,4 @@ class RankComms:
     compute: Comm
     transfer: Comm
     device: torch.device
+    """Where tensors of these communicators live."""

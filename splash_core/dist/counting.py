@@ -80,6 +80,10 @@ class CountingComm(Comm):
         self._inner.barrier()
 
     @override
+    def settle(self) -> None:
+        self._inner.settle()
+
+    @override
     def close(self) -> None:
         self._inner.close()
 

@@ -37,7 +37,8 @@ def hidden_rows(
     Returns:
         `[N_j, d]`: hidden rows at home here, before the final norm.
     """
-    partial_ND = embed_partial(batch.tokens_N, ctx.weights.embedding)
+    attention.begin()
+    partial_ND = embed_partial(attention.tokens_N, ctx.weights.embedding)
     h_ND = ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="embed.scatter")
     for layer, weights in enumerate(ctx.weights.layers):
         wait_layer(layer)
@@ -79,5 +80,8 @@ def _vocab_widths(ctx: RankContext) -> list[int]:
 def _ffn(ctx: RankContext, batch: Batch, layer: int, x_ND: Tensor) -> Tensor:
     rows_ND = ctx.comm.all_gather_rows(x_ND, batch.counts, tag="ffn.gather_rows")
     ffn = ctx.weights.layers[layer].ffn
-    partial_ND = dense_ffn(rows_ND, ffn) if isinstance(ffn, DenseShard) else moe_ffn(rows_ND, ffn, ctx.spec)
+    if isinstance(ffn, DenseShard):
+        partial_ND = dense_ffn(rows_ND, ffn)
+    else:
+        partial_ND = moe_ffn(rows_ND, ffn, ctx.spec, ctx.kernels)
     return ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="ffn.scatter_out")

@@ -17,11 +17,15 @@ from splash_core.attention.batch import Batch, build_batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
+from splash_core.engine.backends import backends_for
 from splash_core.engine.decoder import hidden_rows
+from splash_core.engine.graphs import DecodeGraphs
+from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
-from splash_core.engine.output import draw_tokens, score_prompts
+from splash_core.engine.output import draw_from, draw_tokens, score_prompts
 from splash_core.engine.precopying import PrecopyExecution
+from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch
@@ -34,17 +38,28 @@ from splash_core.model.rope import RotaryTable, softmax_scale
 from splash_core.model.weights import load_shard, planned_bytes, read_projection
 from splash_core.scheduling.step import PromptLogprobs, SampledToken, StepPlan, StepResult, StepTimes
 from splash_core.spec.model import ModelSpec
+from splash_core.units import LAYERS_AHEAD
 
 
 class RankEngine:
     """Model shard, arena and mirrors of one rank. Use `load`, or `random` to measure."""
 
-    def __init__(self, ctx: RankContext, comms: RankComms, layout: Layout) -> None:
+    def __init__(
+        self, ctx: RankContext, comms: RankComms, layout: Layout, graphs: DecodeGraphs | None = None
+    ) -> None:
         self.ctx = ctx
-        self._comms = comms
+        self.graphs = graphs
+        """Recorded decode steps, used where they cover a step."""
+        self.layers_ahead = LAYERS_AHEAD
+        """Of a switch on a GPU: layers whose moves are enqueued before the layer that computes."""
+        self.switch_times = SwitchTimes()
+        """Of the latest step."""
         self._layout = layout
         self._epoch = Epoch(0)
         self._mirrors = Mirrors(ctx.num_ranks)
+        self.mover = StateMover(ctx.arena, comms.transfer, ctx.kernels)
+        """Moves this rank's state; benchmarks use it by itself."""
+        self._gpu: Gpu | None = CudaGpu(ctx.device) if ctx.device.type == "cuda" else None
         self.mark: Marker = no_marks
         """Told where each step stands; set by benchmarks."""
 
@@ -106,8 +121,11 @@ class RankEngine:
     def _read(cls, source: Reader, views: Arena, comms: RankComms, layout: Layout) -> "RankEngine":
         spec, dtype, device = views.spec, views.dtype, comms.device
         _load_projections(source, views, RULES[layout].projections)
+        backends = backends_for(device, dtype, spec)
         ctx = RankContext(
             comm=comms.compute,
+            kernels=backends.kernels,
+            attention=backends.attention,
             arena=views,
             spec=spec,
             weights=load_shard(source, spec, views.rank, comms.compute.size, dtype, device),
@@ -118,16 +136,20 @@ class RankEngine:
         )
         return cls(ctx, comms, layout)
 
-    def mover(self) -> StateMover:
-        """What moves this rank's state; benchmarks use it by itself."""
-        return StateMover(self.ctx.arena, self._comms.transfer)
+    def reserve_staging(self, num_bytes: int) -> None:
+        """Take the staging of switches now, so that no step stops to allocate it; nothing to do on CPU."""
+        if self._gpu is not None:
+            for track, stream in enumerate(self._gpu.tracks):
+                with self._gpu.on(stream):
+                    self.mover.staging.reserve(track, num_bytes // len(self._gpu.tracks))
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan; a failure leaves the rank unusable and is to end the group."""
         began = time.perf_counter()
+        received = self.mover.bytes_received
         self.mark(StepPoint.BEGIN, NO_LAYER)
-        switch, mover = self._begin_switch(plan)
+        switch = self._begin_switch(plan)
         self.mark(StepPoint.MOVED, NO_LAYER)
         ahead = self._precopy(plan)
         if ahead is not None and switch is None:
@@ -139,23 +161,26 @@ class RankEngine:
             tokens, scores = self._run_rows(plan, switch)
         if switch is not None:
             switch.finish()
-            if ahead is not None:
+        switched = received if switch is None else self.mover.bytes_received
+        if ahead is not None:
+            if switch is not None:
                 ahead.start()  # after the manifest: it may read what that has moved
+            ahead.finish()
         self.mark(StepPoint.END, NO_LAYER)
+        if self._gpu is not None:
+            self._gpu.compute().synchronize()  # what a rank reports has happened
+        self.switch_times = SwitchTimes() if switch is None else switch.times()
         return StepResult(
             step=plan.step,
             rank=self.ctx.rank,
             tokens=tokens,
             prompt_logprobs=scores,
-            switch_bytes_received=mover.bytes_received,
-            precopy_bytes_received=0 if ahead is None else ahead.finish(),
-            times=StepTimes(
-                total_s=time.perf_counter() - began, switch_wait_s=switch.wait_s if switch else 0.0
-            ),
+            switch_bytes_received=switched - received,
+            precopy_bytes_received=self.mover.bytes_received - switched,
+            times=StepTimes(total_s=time.perf_counter() - began, switch_wait_s=self.switch_times.wait_s),
         )
 
-    def _begin_switch(self, plan: StepPlan) -> tuple[SwitchExecution | None, StateMover]:
-        mover = self.mover()
+    def _begin_switch(self, plan: StepPlan) -> SwitchExecution | None:
         manifest = plan.manifest
         expected = self._epoch if manifest is None else manifest.epoch
         layout = self._layout if manifest is None else manifest.layout_to
@@ -166,15 +191,23 @@ class RankEngine:
             )
         self._epoch, self._layout = plan.epoch, plan.layout
         if manifest is None:
-            return None, mover
-        switch = SwitchExecution(manifest, plan.mode, mover=mover, arena=self.ctx.arena)
+            return None
+        switch = SwitchExecution(
+            manifest, plan.mode, mover=self.mover, arena=self.ctx.arena, lane=self.new_lane()
+        )
         switch.start()
-        return switch, mover
+        return switch
+
+    def new_lane(self) -> Lane:
+        """Where the moves of one switch run."""
+        if self._gpu is None:
+            return ThreadLane()
+        return StreamLane(self._gpu, layers_ahead=self.layers_ahead)
 
     def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
         if plan.precopy is None:
             return None
-        return PrecopyExecution(plan.precopy, mover=self.mover(), arena=self.ctx.arena)
+        return PrecopyExecution(plan.precopy, mover=self.mover, arena=self.ctx.arena, lane=self.new_lane())
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None
@@ -186,8 +219,10 @@ class RankEngine:
             rank=ctx.rank,
             num_ranks=ctx.num_ranks,
             page_size=ctx.arena.map.page_size,
-            device=ctx.device,
         )
+        in_place = switch is None or switch.in_place
+        if self.graphs is not None and in_place and self.graphs.covers(plan.layout, batch):
+            return draw_from(batch, self._mirrors, self.graphs.logits(plan.layout, batch)), ()
         attention = create_attention(plan.layout, ctx, batch)
 
         def wait_layer(layer: int) -> None:

@@ -1,10 +1,11 @@
-"""A rank's real engine: join the group's communicators, then read the weights."""
+"""A rank's real engine: join the group's communicators, take the arena's memory, then read the weights."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from splash_core.dist.launch import LaunchConfig, rank_comms
 from splash_core.engine.engine import RankEngine
@@ -17,14 +18,21 @@ from splash_core.transport.arena_memory import ArenaMemory
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 
+def rank_device(config: RankConfig, rank: RankId) -> torch.device:
+    """Where a rank computes: the CPU, or the GPU of its host with its own number."""
+    return torch.device("cpu") if config.device == "cpu" else torch.device(config.device, rank)
+
+
 def launch_config(config: RankConfig, rank: RankId) -> LaunchConfig:
     """How a rank joins its group; the operator's timeouts hold inside collectives too."""
     return LaunchConfig(
         rank=rank,
         num_ranks=config.num_ranks,
         rendezvous=config.rendezvous,
+        device=rank_device(config, rank),
         join_timeout_s=config.start_timeout_s,
         collective_timeout_s=config.step_timeout_s,
+        transfer_max_ctas=config.transfer_max_ctas,
     )
 
 
@@ -33,7 +41,7 @@ def loaded_engine(
     config: RankConfig,
     rank: RankId,
     *,
-    memory: ArenaMemory,
+    memory: ArenaMemory | None,
     spec: ModelSpec,
     arena: ArenaMap,
     progress: Callable[[int, int], None],
@@ -43,20 +51,28 @@ def loaded_engine(
     Args:
         config: of the group.
         rank: this rank.
-        memory: its arena.
+        memory: its arena, where other processes may map it; None: taken on the rank's device.
         spec: the model.
         arena: the slot map.
         progress: called with (bytes read, bytes to read).
     """
     torch.set_num_threads(config.threads)
     with rank_comms(launch_config(config, rank)) as comms:
-        yield RankEngine.load(
+        engine = RankEngine.load(
             Path(config.checkpoint),
             spec=spec,
             arena=arena,
-            memory=memory.bytes_B,
+            memory=arena_tensor(arena, comms.device) if memory is None else memory.bytes_B,
             comms=comms,
             dtype=_DTYPES[config.dtype],
             layout=config.layout,
             progress=progress,
         )
+        engine.layers_ahead = config.switch_layers_ahead
+        engine.reserve_staging(config.staging_bytes)
+        yield engine
+
+
+def arena_tensor(arena: ArenaMap, device: torch.device) -> Tensor:
+    """An arena's memory on a device, `[arena_bytes]` uint8, zero-filled: unwritten KV must be finite."""
+    return torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=device)

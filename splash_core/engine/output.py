@@ -21,14 +21,16 @@ def draw_tokens(
     ctx: RankContext, batch: Batch, mirrors: Mirrors, hidden_ND: Tensor
 ) -> tuple[SampledToken, ...]:
     """The next token of each sequence whose last row is at home here."""
-    wanted_N = np.zeros(batch.num_rows, dtype=np.bool_)
-    for index, sequence in enumerate(batch.sequences):
-        if sequence.sample:
-            wanted_N |= (batch.sequence_N == index) & (batch.position_N == sequence.end - 1)
+    wanted_N = _sampled_rows(batch)
     if not wanted_N.any():
         return ()
-    mine_M = _home_rows(batch, wanted_N)
-    logits_MV = home_logits(ctx, _take(hidden_ND, batch, mine_M), _counts(batch, wanted_N))
+    hidden_MD = _take(hidden_ND, batch, _home_rows(batch, wanted_N))
+    return draw_from(batch, mirrors, home_logits(ctx, hidden_MD, _counts(batch, wanted_N)))
+
+
+def draw_from(batch: Batch, mirrors: Mirrors, logits_MV: Tensor) -> tuple[SampledToken, ...]:
+    """The next tokens, given the logits of the M sampled rows at home here, in row order."""
+    mine_M = _home_rows(batch, _sampled_rows(batch))
     sequences = [batch.sequences[batch.sequence_N[row]] for row in mine_M]
     rows = []
     for sequence in sequences:
@@ -108,6 +110,15 @@ def _join(scores: Sequence[PromptLogprobs]) -> list[PromptLogprobs]:
         else:
             runs.append(row)
     return runs
+
+
+def _sampled_rows(batch: Batch) -> np.ndarray:
+    """`[N]` bool: the last row of each sequence that wants a token."""
+    wanted_N = np.zeros(batch.num_rows, dtype=np.bool_)
+    for index, sequence in enumerate(batch.sequences):
+        if sequence.sample:
+            wanted_N |= (batch.sequence_N == index) & (batch.position_N == sequence.end - 1)
+    return wanted_N
 
 
 def _home_rows(batch: Batch, wanted_N: np.ndarray) -> IntArray:

@@ -31,6 +31,7 @@ from splash_core.rpc.rank_config import ELEM_BYTES, RankConfig
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.reach import check_reach
 
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.5
@@ -73,6 +74,7 @@ def _engine(
 
 def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
     began = time.perf_counter()
+    check_reach(config.device, "shm")
     spec = ModelSpec.from_checkpoint(Path(config.checkpoint), name=config.model_name)
     arena = ArenaMap.build(
         spec,

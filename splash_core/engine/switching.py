@@ -1,69 +1,46 @@
 """Executing a manifest on one rank: boundary moves, then each layer's state before the layer computes.
 
-`blocking` moves everything before the step; `overlapped`, and what `precopied` has left, moves layer after
-layer on a thread of its own while earlier layers compute (docs/model.md §5). All run the same code on the
-same transfer communicator.
+`blocking` waits for everything before the step; `overlapped`, and what `precopied` has left, moves layer
+after layer while earlier layers compute (docs/model.md §5). All issue the same moves in the same order on
+the same transfer communicator; where the moves run is the lane's business. A step whose state is in place
+already (`ready`, the reference that switches are measured against) is a step without a manifest.
 
 Why running ahead is safe: layer i's move touches only layer i's part of any slot, its sources were
 written in earlier steps, and this step writes layer i only after `wait_layer(i)`. Borrowed slots that
-gathered weights fill were cleared by the boundary moves.
+gathered weights fill were cleared by the boundary moves. A slot that a chunk reads may be written by that
+chunk or a later one: the lane keeps a move's writes behind all reads up to its own.
 """
 
-import queue
-import threading
-import time
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from splash_core.dist.comm import Comm, Transfer
+from splash_core.engine.lanes import Lane, Move, SwitchTimes
+from splash_core.engine.staging import ChunkWork, Staging
 from splash_core.ids import RankId
+from splash_core.kernels.base import Kernels
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import Matrix
-from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest, SwitchMode
-
-
-class ChunkWork:
-    """One rank's part of a chunk as slot indices, made once and used for every layer.
-
-    Args:
-        chunk: the moves of all ranks.
-        rank: this rank.
-        num_ranks: T.
-        device: where the arena lives.
-    """
-
-    def __init__(self, chunk: Chunk, *, rank: RankId, num_ranks: int, device: torch.device) -> None:
-        def slots(side: str, moves: Sequence[PageMove]) -> Tensor:
-            return torch.tensor([getattr(move, side) for move in moves], dtype=torch.long, device=device)
-
-        local = [move for move in chunk if move.src == rank == move.dst]
-        self.local_from, self.local_to = slots("src_slot", local), slots("dst_slot", local)
-        self.sends: list[tuple[RankId, Tensor]] = []
-        self.recvs: list[tuple[RankId, Tensor]] = []
-        for peer in (RankId(other) for other in range(num_ranks) if other != rank):
-            outgoing = [move for move in chunk if move.src == rank and move.dst == peer]
-            incoming = [move for move in chunk if move.dst == rank and move.src == peer]
-            if outgoing:
-                self.sends.append((peer, slots("src_slot", outgoing)))
-            if incoming:
-                self.recvs.append((peer, slots("dst_slot", incoming)))
+from splash_core.switch.manifest import Chunk, Primitive, SwitchManifest, SwitchMode
 
 
 class StateMover:
-    """Moves pages and weight shards between ranks' arenas."""
+    """Moves pages and weight shards between ranks' arenas; one for the life of a rank."""
 
-    def __init__(self, arena: Arena, comm: Comm) -> None:
+    def __init__(self, arena: Arena, comm: Comm, kernels: Kernels) -> None:
+        self._kernels = kernels
         self._arena = arena
         self._comm = comm
+        self.staging = Staging(arena.pages_SLPC.device)
         self.bytes_received = 0
         """From other ranks, since the mover was made."""
 
     def prepare(self, chunk: Chunk) -> ChunkWork:
         """This rank's part of a chunk."""
-        device = self._arena.pages_SLPC.device
-        return ChunkWork(chunk, rank=self._comm.rank, num_ranks=self._comm.size, device=device)
+        return ChunkWork(chunk, rank=self._comm.rank, device=self._arena.pages_SLPC.device)
 
     def move_pages(self, work: ChunkWork, pages: Tensor) -> None:
         """Execute one chunk: every source is read into staging before any destination is written.
@@ -72,17 +49,32 @@ class StateMover:
             work: this rank's part; all ranks call for the same chunk, also those without a part.
             pages: `[S, …]`, the arena or one layer of it.
         """
-        kept = pages[work.local_from]
-        sends = [Transfer(peer, pages[slots]) for peer, slots in work.sends]
-        recvs = [
-            Transfer(peer, pages.new_empty((len(slots), *pages.shape[1:]))) for peer, slots in work.recvs
-        ]
-        self._comm.exchange(sends, recvs, tag="switch.pages")
-        pages[work.local_to] = kept
-        for (_, slots), received in zip(work.recvs, recvs, strict=True):
-            pages[slots] = received.tensor
-            self.bytes_received += received.tensor.nbytes
+        self.write_pages(work, pages, self.read_pages(work, pages))
 
+    @torch.inference_mode()
+    def read_pages(self, work: ChunkWork, pages: Tensor, *, track: int = 0) -> Tensor:
+        """The first half of `move_pages`: gather the chunk's sources into a track's staging.
+
+        Returns:
+            The staging rows; those to be received are not filled yet.
+        """
+        rows = self.staging.rows(track, work.num_rows, pages)
+        self._kernels.gather_pages(pages, work.read_slots, out=rows[: work.num_read])
+        return rows
+
+    @torch.inference_mode()
+    def write_pages(self, work: ChunkWork, pages: Tensor, rows: Tensor) -> None:
+        """The second half of `move_pages`: exchange the staged rows, scatter what stays and what arrives."""
+        recvs = [Transfer(peer, rows[first:end]) for peer, (first, end) in work.recvs.items()]
+        self._comm.exchange(
+            [Transfer(peer, rows[first:end]) for peer, (first, end) in work.sends.items()],
+            recvs,
+            tag="switch.pages",
+        )
+        self._kernels.scatter_pages(pages, work.write_slots, rows[work.num_sent :])
+        self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
+
+    @torch.inference_mode()
     def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
         """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
         me = self._comm.rank
@@ -97,6 +89,60 @@ class StateMover:
         self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
 
 
+class PlannedChunk:
+    """A chunk of the manifest; this rank's part is worked out when it is first needed, and kept.
+
+    The first read uploads the indices, later ones use them, perhaps on another stream: reads are ordered.
+    """
+
+    def __init__(self, chunk: Chunk, mover: StateMover) -> None:
+        self._chunk = chunk
+        self._mover = mover
+
+    @cached_property
+    def work(self) -> ChunkWork:
+        """This rank's part."""
+        return self._mover.prepare(self._chunk)
+
+
+class ChunkMove(Move):
+    """One chunk's pages: whole ones, or one layer of each."""
+
+    def __init__(self, chunk: PlannedChunk, mover: StateMover, pages: Tensor) -> None:
+        self._chunk = chunk
+        self._mover = mover
+        self._pages = pages
+        self._rows: Tensor | None = None
+
+    def read(self, track: int) -> None:
+        """As in `Move`."""
+        self._rows = self._mover.read_pages(self._chunk.work, self._pages, track=track)
+
+    def write(self, track: int) -> None:
+        """As in `Move`."""
+        del track
+        assert self._rows is not None, "read comes first"
+        self._mover.write_pages(self._chunk.work, self._pages, self._rows)
+        self._rows = None
+
+
+class WeightMove(Move):
+    """The other ranks' weight shards of one layer: straight from arena to arena, without staging."""
+
+    def __init__(self, layer: int, mover: StateMover, matrices: Sequence[Matrix]) -> None:
+        self._layer = layer
+        self._matrices = matrices
+        self._mover = mover
+
+    def read(self, track: int) -> None:
+        """Nothing is staged."""
+
+    def write(self, track: int) -> None:
+        """As in `Move`."""
+        del track
+        self._mover.gather_weights(self._layer, self._matrices)
+
+
 class SwitchExecution:
     """One manifest on its way.
 
@@ -105,74 +151,58 @@ class SwitchExecution:
         mode: how to execute it.
         mover: this rank's mover.
         arena: this rank's arena.
+        lane: a fresh one, where the moves run.
     """
 
     def __init__(
-        self, manifest: SwitchManifest, mode: SwitchMode, *, mover: StateMover, arena: Arena
+        self, manifest: SwitchManifest, mode: SwitchMode, *, mover: StateMover, arena: Arena, lane: Lane
     ) -> None:
-        self._manifest = manifest
         self._mode = mode
-        self._mover = mover
-        self._arena = arena
-        self._num_layers = arena.spec.layers
-        gathers = self._num_layers if manifest.weights is Primitive.ALL_GATHER else 0
-        self._gathers = frozenset(range(gathers)).difference(manifest.ready_layers)
-        self._layer_work = [mover.prepare(chunk) for chunk in manifest.layer_chunks]
-        self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._layers_ready = 0
-        self._thread: threading.Thread | None = None
-        self.wait_s = 0.0
-        """Time that the step has waited for state so far."""
+        self._lane = lane
+        self._before = [
+            ChunkMove(PlannedChunk(chunk, mover), mover, arena.pages_SLPC)
+            for chunk in manifest.boundary_chunks
+        ]
+        chunks = [PlannedChunk(chunk, mover) for chunk in manifest.layer_chunks]
+        gathers = manifest.weights is Primitive.ALL_GATHER
+        gathered = frozenset(range(arena.spec.layers if gathers else 0)).difference(manifest.ready_layers)
+        self._layers: list[list[Move]] = [
+            [
+                *([WeightMove(layer, mover, manifest.gathered)] if layer in gathered else []),
+                *(ChunkMove(chunk, mover, arena.layer(layer)) for chunk in chunks),
+            ]
+            for layer in range(arena.spec.layers)
+        ]
+        # A switch that only discards costs nothing.
+        self._moves_any = bool(self._before or chunks or gathered)
 
     def start(self) -> None:
-        """Do the boundary moves; then all layers (blocking), or begin them in the background."""
-        began = time.perf_counter()
-        for chunk in self._manifest.boundary_chunks:
-            self._mover.move_pages(self._mover.prepare(chunk), self._arena.pages_SLPC)
-        if self._moves_layers and self._mode is not SwitchMode.BLOCKING:
-            self._thread = threading.Thread(target=self._run_ahead, name="splash-switch", daemon=True)
-            self._thread.start()
-        else:
-            for layer in range(self._num_layers):
-                self._move_layer(layer)
-            self._layers_ready = self._num_layers
-        self.wait_s += time.perf_counter() - began
+        """Begin; in blocking mode what is computed next finds everything in place."""
+        if not self._moves_any:
+            return
+        self._lane.start(self._before, self._layers)
+        if self._mode is SwitchMode.BLOCKING:
+            self._lane.wait_layer(len(self._layers) - 1)
 
     def wait_layer(self, layer: int) -> None:
-        """Return once layer `layer`'s state is in place on this rank.
+        """Let what is computed next see layer `layer`'s state on this rank.
 
         Raises:
             Exception: whatever a transfer failed with; the group is then to end.
         """
-        began = time.perf_counter()
-        while self._layers_ready <= layer:
-            failure = self._ready.get()
-            if failure is not None:
-                raise failure
-            self._layers_ready += 1
-        self.wait_s += time.perf_counter() - began
+        if self._moves_any:
+            self._lane.wait_layer(layer)
+
+    @property
+    def in_place(self) -> bool:
+        """True when every layer's state is in place, so that the step need not go layer by layer."""
+        return not self._moves_any or self._mode is SwitchMode.BLOCKING
 
     def finish(self) -> None:
         """Wait for all layers (a step without rows computes none)."""
-        self.wait_layer(self._num_layers - 1)
-        if self._thread is not None:
-            self._thread.join()
+        if self._moves_any:
+            self._lane.finish()
 
-    @property
-    def _moves_layers(self) -> bool:
-        return bool(self._manifest.layer_chunks) or bool(self._gathers)
-
-    def _move_layer(self, layer: int) -> None:
-        if layer in self._gathers:
-            self._mover.gather_weights(layer, self._manifest.gathered)
-        for work in self._layer_work:
-            self._mover.move_pages(work, self._arena.layer(layer))
-
-    def _run_ahead(self) -> None:
-        try:
-            with torch.inference_mode():  # thread-local: the step's own does not reach this thread
-                for layer in range(self._num_layers):
-                    self._move_layer(layer)
-                    self._ready.put(None)
-        except Exception as failure:  # handed to the step, which raises it
-            self._ready.put(failure)
+    def times(self) -> SwitchTimes:
+        """What the switch took; ask once, after `finish`."""
+        return self._lane.times() if self._moves_any else SwitchTimes()

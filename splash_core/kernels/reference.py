@@ -126,12 +126,14 @@ def merge_by_lse(out_TNHv: Tensor, lse_TNH: Tensor) -> Tensor:
 
     Args:
         out_TNHv: partial outputs.
-        lse_TNH: their log-sum-exps, -inf where a part saw no key.
+        lse_TNH: their log-sum-exps, -inf (and output 0) where a part saw no key.
 
     Returns:
-        out_NHv in the dtype of `out_TNHv`.
+        out_NHv in the dtype of `out_TNHv`; 0 where no part saw a key.
     """
-    weights_TNH = torch.softmax(lse_TNH, dim=0)
+    # Equal weights for a row that no part saw: a softmax over -inf alone would be NaN.
+    unseen_NH = lse_TNH.amax(dim=0) == float("-inf")
+    weights_TNH = torch.softmax(lse_TNH.masked_fill(unseen_NH, 0.0), dim=0)
     return (out_TNHv * weights_TNH.to(out_TNHv.dtype)[..., None]).sum(dim=0)
 
 

@@ -1,14 +1,17 @@
-"""How much KV room a rank gets when nobody says: from free memory, minus what the weights will take.
+"""How much KV room a rank gets when nobody says: from the memory there is, minus what else will take it.
 
-Pure arithmetic; the caller measures. Invariant: the answer holds at least one whole page.
+Pure arithmetic; the caller measures. Ranks on CPU share their host's free memory; each rank on a GPU has that
+GPU's, all but a margin.
 """
 
 from dataclasses import dataclass
 
-from splash_core.layout.layout import Matrix
+from splash_core.cost.footprint import Deployment, memory_account
+from splash_core.errors import Infeasible
+from splash_core.layout.layout import Layout, Matrix
 from splash_core.layout.slots import matrix_elements, page_bytes
 from splash_core.spec.model import ModelSpec
-from splash_core.units import GIB
+from splash_core.units import GIB, format_bytes
 
 SHARE = 0.5
 """Of the memory that is left beside all weights of the host's ranks; the rest is for activations."""
@@ -32,7 +35,7 @@ def projection_bytes(spec: ModelSpec, *, elem_bytes: int) -> int:
 
 
 def default_kv_bytes(spec: ModelSpec, host: HostMemory, *, page_size: int, elem_bytes: int) -> int:
-    """KV room of one rank, in bytes.
+    """KV room of one rank on CPU, in bytes: at least one page.
 
     Args:
         spec: the model.
@@ -48,3 +51,33 @@ def default_kv_bytes(spec: ModelSpec, host: HostMemory, *, page_size: int, elem_
     # More than 16 longest requests of one rank would only be touched by a benchmark.
     useful = 16 * -(-spec.max_positions // page_size) * page
     return max(page, min(room, useful, MOST_BYTES))
+
+
+def gpu_kv_bytes(
+    spec: ModelSpec, deployment: Deployment, *, weights_region_bytes: int, staging_bytes: int
+) -> int:
+    """KV room of one rank on a GPU of its own, in bytes: what the account of docs/model.md §2 leaves.
+
+    The rest of the model and the working memory count as in the layout that needs most of them, so that the
+    group can switch to any layout that it can run.
+
+    Args:
+        spec: the model.
+        deployment: ranks, precision, memory and the part of it to use, largest step.
+        weights_region_bytes: where the projections lie, gaps included.
+        staging_bytes: of a switch.
+
+    Raises:
+        Infeasible: not even one page is left; says how much of the GPU the rest takes.
+    """
+    account = memory_account(spec, deployment)
+    other = max(account.other_bytes[layout] for layout in Layout if account.can_run(layout))
+    fixed = other + weights_region_bytes + staging_bytes
+    room = int(deployment.memory_bytes * deployment.fraction) - fixed
+    if room < account.page_bytes:
+        raise Infeasible(
+            f"weights, working memory and staging of a rank take {format_bytes(fixed)} of "
+            f"{format_bytes(deployment.memory_bytes * deployment.fraction)}, which leaves no page for KV",
+            nearest="more --ranks, a smaller --chunk-tokens, or a larger --memory-fraction",
+        )
+    return room

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from splash_core.kernels.base import Experts, Kernels
 from splash_core.kernels.dtypes import at_least_fp32
-from splash_core.model.mlp import dense_ffn, gated_ffn
+from splash_core.model.mlp import dense_ffn
 from splash_core.model.shards import MoeShard
 from splash_core.spec.model import Family, ModelSpec, MoeSpec
 
@@ -57,21 +58,10 @@ def route(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> tuple[Tensor, Tenso
     return _route_v3(logits_NE, shard.correction_bias_E.to(work), spec.moe)
 
 
-def moe_ffn(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> Tensor:
+def moe_ffn(x_ND: Tensor, shard: MoeShard, spec: ModelSpec, kernels: Kernels) -> Tensor:
     """This rank's term of the MoE layer's sum over ranks: its experts and its share of the shared ones."""
     ids_NK, weights_NK = route(x_ND, shard, spec)
     out_ND = torch.zeros_like(x_ND) if shard.shared is None else dense_ffn(x_ND, shard.shared)
-    # Pairs (row, choice) sorted by expert: one contiguous run of rows for each local expert that has any.
-    order = ids_NK.flatten().argsort(stable=True)
-    rows = order // ids_NK.shape[1]
-    weights = weights_NK.flatten()[order]
-    counts = torch.bincount(ids_NK.flatten(), minlength=shard.gate_ED.shape[0]).tolist()
-    end = sum(counts[: shard.first])
-    for local, count in enumerate(counts[shard.first : shard.last]):
-        start, end = end, end + count
-        if count == 0:
-            continue
-        mine = rows[start:end]
-        y_MD = gated_ffn(x_ND[mine], shard.gate_up[local], shard.down[local])
-        out_ND.index_add_(0, mine, (y_MD * weights[start:end, None]).to(out_ND.dtype))
+    experts = Experts(first=shard.first, gate_up_EXD=shard.gate_up, down_EDI=shard.down)
+    kernels.moe_experts(out_ND, x_ND, ids_NK, weights_NK, experts)
     return out_ND

@@ -164,9 +164,6 @@ def build_plan(
         raise _infeasible(spec, gpu, deployment, account, layouts)
     precision, ranks = deployment.precision, deployment.num_ranks
     context = _reference_context(account, verdicts)
-    owners = [REFERENCE_REQUESTS // ranks * context] * ranks
-    for rank in range(REFERENCE_REQUESTS % ranks):
-        owners[rank] += context
     model = CostModel(
         spec=spec,
         precision=precision,
@@ -186,17 +183,31 @@ def build_plan(
         account=account,
         verdicts=verdicts,
         reference_context=context,
-        switches=tuple(
-            PlannedSwitch(
-                kind=kind,
-                moved=switch_bytes(
-                    spec, precision, RULES[kind.layout_from], RULES[kind.layout_to], owner_tokens=owners
-                ),
-                layers=spec.num_mla_layers,
-            )
-            for kind in switch_table(ranks, layouts)
-        ),
+        switches=_switches(spec, deployment, layouts, context),
         regimes={phase: regime_map(model, group, phase) for phase in Phase},
+    )
+
+
+def _switches(
+    spec: ModelSpec, deployment: Deployment, layouts: Sequence[Layout], context: int
+) -> tuple[PlannedSwitch, ...]:
+    """Every switch between two of the layouts, under the reference load spread over owners in turn."""
+    ranks = deployment.num_ranks
+    requests = [REFERENCE_REQUESTS // ranks + (rank < REFERENCE_REQUESTS % ranks) for rank in range(ranks)]
+    owners = [count * context for count in requests]
+    return tuple(
+        PlannedSwitch(
+            kind=kind,
+            moved=switch_bytes(
+                spec,
+                deployment.precision,
+                RULES[kind.layout_from],
+                RULES[kind.layout_to],
+                owner_tokens=owners,
+            ),
+            layers=spec.num_mla_layers,
+        )
+        for kind in switch_table(ranks, layouts)
     )
 
 

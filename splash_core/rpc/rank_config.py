@@ -29,11 +29,15 @@ class RankConfig:
     """Its identity there, taken once by the leader."""
     num_ranks: int
     layout: Layout
+    device: str
+    """`cpu`, or `cuda`: rank i takes GPU i of its host."""
     dtype: str
     """fp32, fp64 or bf16."""
     page_size: int
     arena_bytes: int
     staging_bytes: int
+    transfer_max_ctas: int
+    switch_layers_ahead: int
     link: str
     """ZeroMQ address of the leader."""
     rendezvous: str

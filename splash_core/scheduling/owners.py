@@ -10,7 +10,7 @@ from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 Owners = Mapping[SeqId, RankId]
-_NOBODY: Owners = MappingProxyType({})
+NO_OWNERS: Owners = MappingProxyType({})
 
 
 class OwnerAssignment:
@@ -22,7 +22,7 @@ class OwnerAssignment:
         self._present = present
 
     def assign(
-        self, sequences: Seq[Sequence], rule: LayoutRule, *, projected: bool, promised: Owners = _NOBODY
+        self, sequences: Seq[Sequence], rule: LayoutRule, *, projected: bool, promised: Owners = NO_OWNERS
     ) -> dict[SeqId, RankId]:
         """Owners of `sequences` under `rule`.
 

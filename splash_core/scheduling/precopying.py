@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from splash_core.layout.layout import Layout
 from splash_core.layout.pages import PageCopy
 from splash_core.scheduling.config import SchedulerConfig
-from splash_core.scheduling.owners import OwnerAssignment, Owners
+from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopy import Precopy
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster
@@ -63,7 +63,7 @@ class CopyingAhead:
     @property
     def promised(self) -> Owners:
         """Owners that copies ahead have been made for."""
-        return {} if self._precopy is None else self._precopy.promised
+        return NO_OWNERS if self._precopy is None else self._precopy.promised
 
     def goes_on(self, layout: Layout, mode: SwitchMode) -> bool:
         """At a boundary: True while the switch to `layout` copies ahead; False when it is due."""

@@ -16,7 +16,7 @@ from splash_core.layout.layout import RULES, KvHistory, KvPlacement, Layout, Lay
 from splash_core.layout.ownership import wanted_ranks
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
-from splash_core.scheduling.owners import OwnerAssignment, Owners
+from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopying import AheadRecord, CopyingAhead
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
@@ -175,7 +175,7 @@ class Switcher:
         movable = [sequence for sequence in self._roster if sequence.movable]
         owners: Owners = {}
         planned: SwitchManifest | Refusal | None = None
-        for projected, promised in ((True, self.ahead.promised), (False, {})):
+        for projected, promised in ((True, self.ahead.promised), (False, NO_OWNERS)):
             owners = self._owners.assign(movable, rule, projected=projected, promised=promised)
             planned = self._call_planner(self._wanted(movable, rule, owners), layout, self._present.epoch + 1)
             if isinstance(planned, SwitchManifest) or rule.history is not KvHistory.OWNER:

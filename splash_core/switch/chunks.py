@@ -19,6 +19,16 @@ from splash_core.switch.manifest import Chunk, PageMove
 
 SlotKey = tuple[RankId, SlotId]
 
+CHUNKS_UNDER_WAY = 2
+"""A chunk is gathered while the one before it is exchanged."""
+STAGING_PARTS = 2 * CHUNKS_UNDER_WAY
+"""Of each chunk under way, what is sent and what is received are staged."""
+
+
+def chunk_bytes(staging_bytes: int) -> int:
+    """What a rank may send, and may receive, in one chunk if staging may take so much memory in all."""
+    return staging_bytes // STAGING_PARTS
+
 
 class Need(NamedTuple):
     """A copy that `dst` must receive, and the holder that it is read from."""

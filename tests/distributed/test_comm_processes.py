@@ -157,7 +157,9 @@ def test_a_missing_rank_0_is_named() -> None:
     [
         ({"rendezvous": "http://here"}, "must be file"),
         ({"rendezvous": "file:///no/such/folder/meet"}, "does not exist"),
-        ({"device": torch.device("cuda")}, "comes with the GPU engine"),
+        ({"device": torch.device("cuda")}, "sees no GPU"),
+        ({"device": torch.device("meta")}, "use cpu or cuda"),
+        ({"backend": Backend.NCCL, "num_ranks": 1}, "nccl needs all ranks on cuda"),
         ({"rank": RankId(2)}, "not in a group of 2"),
     ],
 )

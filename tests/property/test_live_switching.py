@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 
 from services.demo.circuit import directed_circuit
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
@@ -23,7 +23,23 @@ from tests.support.schedules import ORDINARY, schedules
 from tests.support.small_model import small_checkpoint
 
 NUM_SCHEDULES = 200
+CROWDED = Schedule(
+    asks=tuple(
+        Ask(
+            arrives=0,
+            prompt=tuple(range(10 * index + 3, 10 * index + 11)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=20),
+        )
+        for index in range(8)
+    ),
+    turns=(Turn(tick=20, phase=Role.DECODE, layout=Layout.CP, mode=SwitchMode.OVERLAPPED),),
+    layouts=(Layout.TP, Layout.DP),
+    chunk_tokens=32,
+    overcommit=2.0,
+)
+"""On each of four ranks two requests, of which one alone fills the pool: some are computed again."""
 NUM_VARIANT_SCHEDULES = 20
+AT_ONCE = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
 VARIANTS = tuple(layout for layout in Layout if layout not in STANDARD_LAYOUTS)
 
 
@@ -48,9 +64,8 @@ def pair(ranks: list[ThreadRanks]) -> Iterator[Pair]:
     # The schedules are worth nothing if they do not reach what they are for.
     assert groups[1].seen["evacuations"] > 0, groups[1].seen
     assert groups[1].seen["recomputed"] > 0, groups[1].seen
-    assert min(groups[1].seen[name] for name in ("commits", "pages ahead", "layers ahead")) > 0, groups[
-        1
-    ].seen
+    ahead = ("commits", "pages ahead", "layers ahead")
+    assert min(groups[1].seen[name] for name in ahead) > 0, groups[1].seen
     for group in groups:
         assert len(_directions(group)) == 12, group.seen
 
@@ -92,8 +107,26 @@ OFTEN = settings(
 )
 
 
+CROWDED = Schedule(
+    asks=tuple(
+        Ask(
+            arrives=0,
+            prompt=tuple(range(5 + index, 11 + index)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=22),
+        )
+        for index in range(6)
+    ),
+    turns=(Turn(tick=12, phase=Role.DECODE, layout=Layout.TP, mode=SwitchMode.PRECOPIED),),
+    layouts=(Layout.TP, Layout.DP),
+    chunk_tokens=32,
+    overcommit=3.0,
+)
+"""More than the pools hold: some are computed again."""
+
+
 @OFTEN
 @given(schedule=schedules(ORDINARY))
+@example(schedule=CROWDED)
 def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
     _check(pair, schedule)
 
@@ -116,7 +149,7 @@ def test_every_directed_switch_of_all_layouts_changes_no_token(wide_pair: Pair) 
     )
     start = Layout.TP
     turns = [
-        Turn(tick=tick, phase=phase, layout=layout, mode=list(SwitchMode)[tick % len(SwitchMode)])
+        Turn(tick=tick, phase=phase, layout=layout, mode=AT_ONCE[tick % len(AT_ONCE)])
         for phase, first in ((Role.PREFILL, 1), (Role.DECODE, 24))
         for tick, (_, layout) in enumerate(directed_circuit(tuple(Layout), start), first)
     ]

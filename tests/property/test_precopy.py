@@ -103,12 +103,12 @@ class AheadLife(Life):
         if plan.manifest.layout_to is not to:
             return
         layers = self.group.arena.num_layers
-        assert len(manifest.moves) <= len(plan.manifest.moves) + len(manifest.boundary_chunks)
         assert set(manifest.ready_layers) <= set(range(layers))
         tables = [each._parts.residency.table for each in (self.group.scheduler, twin)]
         chosen = RULES[to].history is KvHistory.OWNER
         if not chosen or RULES[manifest.layout_from].history is KvHistory.OWNER:
             assert ranks_of(tables[0]) == ranks_of(tables[1])
+            assert len(manifest.moves) <= len(plan.manifest.moves)
         self.seen["compared"] += 1
         self.seen["saved moves"] += copies > 0 and len(manifest.moves) < len(plan.manifest.moves)
 
@@ -145,19 +145,19 @@ def live(seed: int, role: Role, *, ticks: int = 120) -> AheadLife:
     return life
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_combined_group(seed: int) -> None:
     live(seed, Role.COMBINED)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_prefill_group(seed: int) -> None:
     live(seed, Role.PREFILL)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_decode_group(seed: int) -> None:
     live(seed, Role.DECODE)
@@ -165,7 +165,7 @@ def test_decode_group(seed: int) -> None:
 
 def test_random_lives_reach_what_they_are_for() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(25):
         for role in (Role.COMBINED, Role.DECODE):
             life = live(seed, role)
             seen += life.seen

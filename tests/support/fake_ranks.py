@@ -202,6 +202,8 @@ class FakeRanks:
 
     def _check_weights(self) -> None:
         """A replicated layout has all weights where they belong, whenever they came."""
+        if self.arena.num_ranks == 1:
+            return  # one rank has all heads anyway
         filled = [slot for matrix in RULES[self.layout].fills for slot in self.arena.lenders[matrix]]
         for rank in range(self.arena.num_ranks):
             for slot in filled:

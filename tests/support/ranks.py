@@ -15,12 +15,15 @@ from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.graphs import DecodeGraphs
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
 from splash_core.spec.model import ModelSpec
 
 ANSWER_WITHIN_S = 120
+GraphsOf = Callable[[RankContext], DecodeGraphs]
+"""Makes a rank's recorded decode steps."""
 
 
 class Ranks(Protocol):
@@ -37,8 +40,15 @@ class RankLoop:
     """One rank's engine between messages. Loaded images are kept, so a new life costs one copy."""
 
     def __init__(
-        self, checkpoint: Path, arena: ArenaMap, memory: torch.Tensor, comms: RankComms, dtype: torch.dtype
+        self,
+        checkpoint: Path,
+        arena: ArenaMap,
+        memory: torch.Tensor,
+        comms: RankComms,
+        dtype: torch.dtype,
+        graphs_of: GraphsOf | None = None,
     ) -> None:
+        self._graphs_of = graphs_of
         self._checkpoint, self._arena, self._memory = checkpoint, arena, memory
         self._spec = ModelSpec.from_checkpoint(checkpoint)
         self._comms, self._dtype = comms, dtype
@@ -63,7 +73,8 @@ class RankLoop:
             self._loaded[message] = engine.ctx, self._memory.clone()
         ctx, image = self._loaded[message]
         self._memory.copy_(image)
-        self._engine = RankEngine(ctx, self._comms, message)
+        graphs = None if self._graphs_of is None else self._graphs_of(ctx)
+        self._engine = RankEngine(ctx, self._comms, message, graphs)
         return comms_rank(self._comms)
 
 
@@ -74,7 +85,14 @@ def comms_rank(comms: RankComms) -> int:
 class ThreadRanks:
     """Ranks as threads over the in-process communicator."""
 
-    def __init__(self, checkpoint: Path, arena: ArenaMap, *, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        arena: ArenaMap,
+        *,
+        dtype: torch.dtype = torch.float64,
+        graphs_of: GraphsOf | None = None,
+    ) -> None:
         self.arena, self.spec = arena, ModelSpec.from_checkpoint(checkpoint)
         self.memories = [torch.zeros(arena.arena_bytes, dtype=torch.uint8) for _ in range(arena.num_ranks)]
         self._inboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
@@ -82,7 +100,7 @@ class ThreadRanks:
 
         def rank_main(comms: RankComms) -> None:
             rank = comms_rank(comms)
-            loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype)
+            loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype, graphs_of)
             _serve(loop, self._inboxes[rank].get, self._outboxes[rank].put)
 
         self._thread = threading.Thread(

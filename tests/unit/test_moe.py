@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from splash_core.kernels.torch_kernels import TorchKernels
 from splash_core.model.checkpoint import Checkpoint
 from splash_core.model.mlp import dense_ffn
 from splash_core.model.moe import moe_ffn, route
@@ -15,6 +16,7 @@ from tests.conftest import TinyFactory
 from tests.oracle import hf_model
 
 CPU = torch.device("cpu")
+KERNELS = TorchKernels(CPU)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "v2-greedy": ("v2", {"num_groups": 1, "top_groups": 1, "num_shared": 2, "top_k": 3}),
     "v2-groups": ("v2", {"top_k": 3}),
@@ -68,7 +70,9 @@ def test_sum_over_ranks_equals_the_reference(checkpoint: Path, num_ranks: int, n
     """16 ranks for 12 experts: some ranks have none, and a shared column or two at most."""
     spec = ModelSpec.from_checkpoint(checkpoint)
     x_ND = rows(num_rows, spec.hidden)
-    parts = [moe_ffn(x_ND, shard, spec) for shard in moe_shards(checkpoint, num_ranks, torch.float32)]
+    parts = [
+        moe_ffn(x_ND, shard, spec, KERNELS) for shard in moe_shards(checkpoint, num_ranks, torch.float32)
+    ]
     got = torch.stack(parts).sum(dim=0)
     assert got.shape == (num_rows, spec.hidden)
     if num_rows:
@@ -81,7 +85,10 @@ def test_fp64_does_not_depend_on_the_number_of_ranks(checkpoint: Path) -> None:
     x_ND = rows(40, spec.hidden, torch.float64)
     outputs = [
         torch.stack(
-            [moe_ffn(x_ND, shard, spec) for shard in moe_shards(checkpoint, num_ranks, torch.float64)]
+            [
+                moe_ffn(x_ND, shard, spec, KERNELS)
+                for shard in moe_shards(checkpoint, num_ranks, torch.float64)
+            ]
         ).sum(0)
         for num_ranks in (1, 3, 4)
     ]
@@ -112,4 +119,4 @@ def test_router_stays_fp32_in_a_bf16_model(tiny_v3: Path) -> None:
     x_ND = rows(8, spec.hidden, torch.bfloat16)
     _, weights = route(x_ND, shard, spec)
     assert weights.dtype is torch.float32
-    assert moe_ffn(x_ND, shard, spec).dtype is torch.bfloat16
+    assert moe_ffn(x_ND, shard, spec, KERNELS).dtype is torch.bfloat16

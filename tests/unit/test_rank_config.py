@@ -1,9 +1,17 @@
 """What a leader tells its ranks: the operator's settings arrive where they hold."""
 
 from pathlib import Path
+from typing import Any
 
-from splash_core.config import GroupSettings
+import pytest
+import torch
+
+from services.decode.main import serve as serve_decode
+from services.launch import Stack
+from services.prefill.main import serve as serve_prefill
+from splash_core.config import GroupSettings, UpSettings
 from splash_core.engine.loading import launch_config
+from splash_core.errors import ConfigError
 from splash_core.ids import RankId
 from splash_core.leader.build import draw_blueprint
 from splash_core.leader.service import GroupProcess
@@ -11,20 +19,43 @@ from splash_core.policy.snapshot import Phase
 from splash_core.rpc.rank_config import RankConfig
 
 
-def test_timeouts_of_the_settings_hold_in_the_ranks_collectives(tiny_v3: Path, tmp_path: Path) -> None:
-    settings = GroupSettings(
-        model=str(tiny_v3),
-        kv_bytes=1 << 20,
-        run_dir=str(tmp_path),
-        start_timeout_s=1234.0,
-        step_timeout_s=321.0,
-    )
+def _told(checkpoint: Path, run_dir: Path, **changes: Any) -> RankConfig:
+    """What the ranks of a group with these settings are told."""
+    settings = GroupSettings(model=str(checkpoint), kv_bytes=1 << 20, run_dir=str(run_dir), **changes)
 
     def no_phase(*unused: object) -> object:
         raise AssertionError("the group is not run")
 
     group = GroupProcess(draw_blueprint(settings, Phase.PREFILL), no_phase)  # type: ignore[arg-type]
-    group.rank_config("ipc://leader").write(tmp_path / "ranks.json")
-    launch = launch_config(RankConfig.read(tmp_path / "ranks.json"), RankId(1))
-    assert (launch.rank, launch.num_ranks) == (1, settings.ranks)
+    group.rank_config("ipc://leader").write(run_dir / "ranks.json")
+    return RankConfig.read(run_dir / "ranks.json")
+
+
+def test_timeouts_of_the_settings_hold_in_the_ranks_collectives(tiny_v3: Path, tmp_path: Path) -> None:
+    config = _told(tiny_v3, tmp_path, start_timeout_s=1234.0, step_timeout_s=321.0)
+    launch = launch_config(config, RankId(1))
+    assert (launch.rank, launch.num_ranks) == (1, config.num_ranks)
     assert (launch.join_timeout_s, launch.collective_timeout_s) == (1234.0, 321.0)
+    assert launch.device == torch.device("cpu")
+
+
+def test_on_cuda_each_rank_has_the_gpu_of_its_number(tiny_v3: Path, tmp_path: Path) -> None:
+    config = _told(tiny_v3, tmp_path, device="cuda", transfer_max_ctas=8, switch_layers_ahead=3)
+    assert config.dtype == "bf16"
+    assert config.switch_layers_ahead == 3
+    launch = launch_config(config, RankId(1))
+    assert launch.device == torch.device("cuda", 1)
+    assert launch.transfer_max_ctas == 8
+
+
+@pytest.mark.parametrize("serve", [serve_prefill, serve_decode])
+def test_services_on_cuda_are_refused_for_want_of_a_transport(serve: Any, tiny_v3: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a transport that reaches GPU memory"):
+        serve(GroupSettings(model=str(tiny_v3), device="cuda"))
+
+
+def test_a_stack_on_cuda_is_refused_before_anything_starts(tiny_v3: Path, tmp_path: Path) -> None:
+    stack = Stack(UpSettings(model=str(tiny_v3), device="cuda", run_dir=str(tmp_path / "run")))
+    with pytest.raises(ConfigError, match="shm transport writes host memory only"):
+        stack.start()
+    assert stack.pids == {}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from splash_core.kernels.torch_kernels import TorchKernels
 from splash_core.layout.layout import Matrix
 from splash_core.model.checkpoint import Checkpoint
 from splash_core.model.embedding import embed_partial
@@ -19,6 +20,7 @@ from splash_core.model.weights import load_shard, read_projection
 from tests.oracle import hf_decode_logits, hf_logits
 
 CPU = torch.device("cpu")
+KERNELS = TorchKernels(CPU)
 TOKENS = torch.randint(0, 320, (96,), generator=torch.Generator().manual_seed(7)).tolist()
 
 
@@ -62,7 +64,7 @@ def forward(directory: Path, dtype: torch.dtype) -> Tensor:
             normed = rms_norm(h_ND, layer.post_norm_D, spec.rms_eps)
             ffn = layer.ffn
             h_ND = h_ND + (
-                moe_ffn(normed, ffn, spec) if isinstance(ffn, MoeShard) else dense_ffn(normed, ffn)
+                moe_ffn(normed, ffn, spec, KERNELS) if isinstance(ffn, MoeShard) else dense_ffn(normed, ffn)
             )
         return logits_partial(rms_norm(h_ND, weights.final_norm_D, spec.rms_eps), weights.lm_head)
 

@@ -16,6 +16,7 @@ from splash_core.config import (
     UpSettings,
     admin_key,
     cache_home,
+    child_environment,
     reference,
     resolve,
     state_home,
@@ -51,7 +52,6 @@ def test_settings_for_child_processes_do_not_come_from_the_environment() -> None
         ({}, {"SPLASH_STEP_TIMEOUT_S": "soon"}, ("SPLASH_STEP_TIMEOUT_S", "'soon'")),
         ({"layout": "XP"}, {}, ("--layout", "TP, CP, DP, DOP")),
         ({"transport": "mooncake"}, {}, ("mooncake", "only shm")),
-        ({"device": "cuda"}, {}, ("cuda", "only cpu")),
         ({"device": "tpu"}, {}, ("tpu", "cpu")),
     ],
 )
@@ -61,6 +61,18 @@ def test_bad_values_name_their_source_and_the_remedy(
     with pytest.raises(ConfigError) as raised:
         resolve(GroupSettings, flags=flags, environ=environ)
     assert all(word in str(raised.value) for word in words)
+
+
+def test_children_keep_nvlink_multicast_off_unless_the_operator_turns_it_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST"):
+        monkeypatch.delenv(name, raising=False)
+    environ = child_environment(num_threads=3)
+    assert (environ["NCCL_NVLS_ENABLE"], environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"]) == ("0", "1")
+    assert environ["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    assert child_environment()["NCCL_NVLS_ENABLE"] == "1"
 
 
 def test_a_registry_url_that_is_not_served_is_refused() -> None:

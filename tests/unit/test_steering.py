@@ -93,7 +93,7 @@ def _snapshot(layout: Layout, now: float) -> Snapshot:
         page_size=64,
         chunk_tokens=512,
         running=running,
-        pools=MappingProxyType(dict.fromkeys(Layout, pool)),
+        pools=MappingProxyType(dict.fromkeys(STANDARD_LAYOUTS, pool)),
     )
 
 

@@ -1,0 +1,76 @@
+"""Kernels for NVIDIA GPUs: Triton where no library has one, plain torch where a type is not for speed.
+
+Triton is imported when an object is made, so that this module may be imported anywhere. Shapes are those of
+the arguments, never of what they hold: all rows have a place, and a place without a slot is skipped.
+
+Legend: see `kernels/base.py`.
+"""
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from splash_core.kernels import reference
+from splash_core.kernels.base import Experts, IntArray, WritePlaces
+from splash_core.kernels.expert_pairs import grouped_experts, masked_experts
+from splash_core.kernels.uploads import Uploads
+
+_GROUPED_WIDTH = 8
+"""`grouped_mm` wants widths that are multiples of this (bf16)."""
+
+
+class CudaKernels:
+    """See the module.
+
+    Args:
+        uploads: how indices reach the device.
+    """
+
+    def __init__(self, uploads: Uploads) -> None:
+        from splash_core.kernels import triton_merge, triton_pages
+        from splash_core.kernels.triton_pairs import TritonPairs
+
+        self._uploads = uploads
+        self._pages = triton_pages
+        self._merge = triton_merge
+        self._pairs = TritonPairs()
+
+    def upload(self, values: NDArray[Any]) -> Tensor:
+        """As the protocol says."""
+        return self._uploads.put(values)
+
+    def write_places(self, slots_N: IntArray, offsets_N: IntArray) -> WritePlaces:
+        """As the protocol says; all rows are kept."""
+        return WritePlaces(slots_N=self.upload(slots_N), offsets_N=self.upload(offsets_N), rows_N=None)
+
+    def append_rows(self, pages_SPC: Tensor, rows_NC: Tensor, places: WritePlaces) -> None:
+        """As the protocol says."""
+        assert places.rows_N is None, "places of another library"
+        self._pages.append_rows(pages_SPC, rows_NC, places.slots_N, places.offsets_N)
+
+    def gather_pages(self, pages: Tensor, slots_M: Tensor, out: Tensor | None = None) -> Tensor:
+        """As the protocol says."""
+        return self._pages.gather_pages(pages, slots_M, out)
+
+    def scatter_pages(self, pages: Tensor, slots_M: Tensor, values: Tensor) -> None:
+        """As the protocol says."""
+        self._pages.scatter_pages(pages, slots_M, values)
+
+    def merge_by_lse(self, out_TNHv: Tensor, lse_TNH: Tensor) -> Tensor:
+        """As the protocol says."""
+        if lse_TNH.dtype is not torch.float32:
+            return reference.merge_by_lse(out_TNHv, lse_TNH)
+        return self._merge.merge_by_lse(out_TNHv, lse_TNH)
+
+    def moe_experts(
+        self, out_ND: Tensor, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor, experts: Experts
+    ) -> None:
+        """As the protocol says; grouped products in bf16, every expert on every row in wider types."""
+        # Rows of every operand must be whole 16-byte units.
+        widths = x_ND.shape[1], experts.down_EDI.shape[2]
+        if x_ND.dtype is torch.bfloat16 and not any(width % _GROUPED_WIDTH for width in widths):
+            grouped_experts(out_ND, x_ND, ids_NK, weights_NK, experts, self._pairs)
+        else:
+            masked_experts(out_ND, x_ND, ids_NK, weights_NK, experts)
