@@ -110,10 +110,16 @@ class _Primitives:
 
     def _measure(self, operation: Callable[[int], object], traffic: Traffic) -> dict[str, Any]:
         """Times of the operation and of the best contiguous way, as fields of a row."""
-        ways = contiguous_ways(self._comm, traffic, self._rig.host.comms.device)
-        times = {name: self._median_ms(way) for name, way in ways.items()}
-        best = min(times, key=lambda name: times[name])
+        device, comms = self._rig.host.comms.device, self._rig.host.comms
+        # The transfer communicator may be held to fewer thread blocks than the library would take.
+        times = {
+            f"{way} ({name})": self._median_ms(move)
+            for name, comm in (("transfer", comms.transfer), ("compute", comms.compute))
+            for way, move in contiguous_ways(comm, traffic, device).items()
+        }
+        best = min(times, key=lambda way: times[way])
         ms, size = self._median_ms(operation), max(traffic.received)
+        limited_ms = min(ms for way, ms in times.items() if way.endswith("(transfer)"))
         return {
             "bytes_per_rank": size,
             "ms_p50": ms,
@@ -121,6 +127,7 @@ class _Primitives:
             "nccl_gb_s": size / times[best] / 1e6,
             "of_best": times[best] / ms,
             "best_way": best,
+            "transfer_gb_s": size / limited_ms / 1e6,
         }
 
     def _median_ms(self, operation: Callable[[int], object]) -> float:

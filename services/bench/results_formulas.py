@@ -19,7 +19,8 @@ One layer's state is moved with inference paused, as a switch moves it: gather k
 
     GB/s       = bytes that a rank received from the others / p50 time / 10⁹, of the rank that received most
     best GB/s  = the same bytes between the same ranks out of contiguous buffers, by whichever of grouped
-                 send/receive, all-to-all and all-gather was fastest in the same run
+                 send/receive, all-to-all and all-gather, over either communicator, was fastest then
+    limited    = the same over the transfer communicator only, whose thread blocks are limited
     of best    = GB/s / best GB/s
 
 On GPUs times lie between events on the computing stream, repetitions follow each other without a pause, and

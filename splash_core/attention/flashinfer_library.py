@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splash_core.attention.runs import Runs
-from splash_core.errors import InvariantBroken
+from splash_core.errors import ConfigError, InvariantBroken
 from splash_core.model.rope import softmax_scale
 from splash_core.spec.model import ModelSpec
 
@@ -94,10 +94,18 @@ class FlashInferLibrary:
         spec: the model; `serves` must be true.
         dtype: of queries and KV.
         device: the GPU.
+
+    Raises:
+        ConfigError: FlashInfer is not installed.
     """
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        import flashinfer
+        try:
+            import flashinfer
+        except ImportError as error:
+            raise ConfigError(
+                f"{spec.name} in bf16 on a GPU needs FlashInfer: pip install 'splash[gpu]' ({error})"
+            ) from error
 
         self._flashinfer = flashinfer
         self._shape = _MlaShape(

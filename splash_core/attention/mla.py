@@ -11,8 +11,9 @@ from torch import Tensor
 
 from splash_core.attention.batch import Batch, IntArray
 from splash_core.attention.context import Angles, RankContext
+from splash_core.kernels import rows
 from splash_core.kernels.base import WritePlaces
-from splash_core.kernels.linear import linear
+from splash_core.kernels.linear import linear, per_head
 from splash_core.layout.layout import Matrix, Projection
 from splash_core.model.norm import LATENT_EPS, rms_norm
 from splash_core.model.shards import LatentWeights
@@ -30,14 +31,7 @@ def latent_rows(ctx: RankContext, layer: int, x_ND: Tensor, angles: Angles) -> T
     """`[N, C]`: the KV rows to cache: normalised latent, then the rotated rope key."""
     kv_a = ctx.weights.layers[layer].kv_a
     rows_NC = _linear(x_ND, kv_a)
-    latent = ctx.spec.kv_lora_rank
-    return torch.cat(
-        [
-            rms_norm(rows_NC[:, :latent], kv_a.norm, LATENT_EPS),
-            ctx.rotary.apply(rows_NC[:, latent:], angles),
-        ],
-        dim=-1,
-    )
+    return rows.norm_and_rotate(rows_NC, kv_a.norm, LATENT_EPS, angles, interleaved=ctx.rotary.interleaved)
 
 
 def head_queries(ctx: RankContext, layer: int, q_NQ: Tensor, angles: Angles, kind: Projection) -> Tensor:
@@ -45,22 +39,20 @@ def head_queries(ctx: RankContext, layer: int, q_NQ: Tensor, angles: Angles, kin
     w_HDQ = ctx.arena.projection(layer, Matrix.Q_B, kind)
     heads, head_dim, _ = w_HDQ.shape
     q_NHD = linear(q_NQ, w_HDQ.view(heads * head_dim, -1)).view(q_NQ.shape[0], heads, head_dim)
-    nope = ctx.spec.nope_dim
-    return torch.cat([q_NHD[..., :nope], ctx.rotary.apply(q_NHD[..., nope:], angles)], dim=-1)
+    return rows.rotate_tail(q_NHD, angles, start=ctx.spec.nope_dim, interleaved=ctx.rotary.interleaved)
 
 
 def absorb(ctx: RankContext, layer: int, q_NHD: Tensor, kind: Projection) -> Tensor:
     """`[N, H, C]`: W_UK folded into the query, so that it attends to latent rows directly."""
     nope = ctx.spec.nope_dim
     w_uk_Hnr = ctx.arena.projection(layer, Matrix.KV_B, kind)[:, :nope]
-    latent_HNr = torch.matmul(q_NHD[..., :nope].transpose(0, 1), w_uk_Hnr)
-    return torch.cat([latent_HNr.transpose(0, 1), q_NHD[..., nope:]], dim=-1)
+    return per_head(q_NHD[..., :nope], w_uk_Hnr, tail=q_NHD[..., nope:])
 
 
 def head_values(ctx: RankContext, layer: int, out_NHr: Tensor, kind: Projection) -> Tensor:
     """`[N, H, v]`: W_UV applied after attention."""
     w_uv_Hvr = ctx.arena.projection(layer, Matrix.KV_B, kind)[:, ctx.spec.nope_dim :]
-    return torch.matmul(out_NHr.transpose(0, 1), w_uv_Hvr.mT).transpose(0, 1)
+    return per_head(out_NHr, w_uv_Hvr.mT)
 
 
 def project_out(ctx: RankContext, layer: int, out_NHv: Tensor, kind: Projection) -> Tensor:

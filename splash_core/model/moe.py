@@ -47,15 +47,34 @@ def _route_v3(logits_NE: Tensor, bias_E: Tensor, moe: MoeSpec) -> tuple[Tensor, 
     return ids_NK, weights_NK * moe.scale
 
 
+def _route_on_gpu(logits_NE: Tensor, bias_E: Tensor | None, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    from splash_core.kernels.triton_router import RouterRule, route
+
+    moe = spec.moe
+    assert moe is not None
+    rule = RouterRule(
+        sigmoid=spec.family is not Family.V2,
+        groups=moe.num_groups,
+        top_groups=moe.top_groups if moe.group_limited else moe.num_groups,
+        top_k=moe.top_k,
+        normalize=moe.normalize_top_k,
+        scale=moe.scale,
+    )
+    return route(logits_NE, bias_E, rule)
+
+
 def route(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """Each row's experts and their weights: ids `[N, K]`, weights `[N, K]` in at least fp32."""
     assert spec.moe is not None
     work = at_least_fp32(x_ND.dtype)
     logits_NE = F.linear(x_ND.to(work), shard.gate_ED.to(work))
-    if spec.family is Family.V2:
+    bias_E = None if spec.family is Family.V2 else shard.correction_bias_E
+    assert spec.family is Family.V2 or bias_E is not None
+    if logits_NE.is_cuda and work is torch.float32:
+        return _route_on_gpu(logits_NE, bias_E, spec)
+    if bias_E is None:
         return _route_v2(logits_NE, spec.moe)
-    assert shard.correction_bias_E is not None
-    return _route_v3(logits_NE, shard.correction_bias_E.to(work), spec.moe)
+    return _route_v3(logits_NE, bias_E.to(work), spec.moe)
 
 
 def moe_ffn(x_ND: Tensor, shard: MoeShard, spec: ModelSpec, kernels: Kernels) -> Tensor:

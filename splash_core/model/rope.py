@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from splash_core.errors import ConfigError
+from splash_core.kernels import rows
 from splash_core.kernels.dtypes import at_least_fp32
 from splash_core.spec.model import Family, ModelSpec, RopeKind, RopeSpec
 
@@ -99,7 +100,8 @@ class RotaryTable:
         stored = work if spec.family is Family.V2 else dtype
         self._cos_SP = (angle_SP.cos() * factor).to(device=device, dtype=stored)
         self._sin_SP = (angle_SP.sin() * factor).to(device=device, dtype=stored)
-        self._interleaved = spec.rope.interleaved
+        self.interleaved = spec.rope.interleaved
+        """Whether pairs come as neighbours (V2) or as two halves (V3); they leave as two halves."""
 
     @property
     def num_positions(self) -> int:
@@ -112,15 +114,7 @@ class RotaryTable:
 
     def apply(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         """Rotate `[N, H, p]` or `[N, p]` by the rows' angles; the result is half-split, in x's dtype."""
-        cos, sin = angles
-        if x.dim() == 3:
-            cos, sin = cos[:, None], sin[:, None]
-        if self._interleaved:
-            first, second = x[..., 0::2], x[..., 1::2]
-        else:
-            first, second = x.chunk(2, dim=-1)
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return rotated.to(x.dtype)
+        return rows.rotate(x, angles, interleaved=self.interleaved)
 
     def rotate(self, x: Tensor, positions_N: Tensor) -> Tensor:
         """Rotate `[N, H, p]` or `[N, p]` to positions `[N]`."""

@@ -12,6 +12,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,7 +26,8 @@ from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
 from splash_core.ids import RankId
 from splash_core.obs.lifeline import die_with_parent
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = {"cpu": 90.0, "cuda": 400.0}
+"""A fresh GPU machine reads gigabytes of libraries first."""
 _GRACE_S = 2.0
 """For the other ranks to say what befell them, once one has failed."""
 
@@ -35,7 +37,7 @@ class RankFailed(Exception):
 
 
 class RankPool:
-    """`num_ranks` processes joined by `backend`, one torch thread each."""
+    """`num_ranks` processes joined by `backend`, one torch thread each; on `cuda`, rank i has GPU i."""
 
     def __init__(
         self,
@@ -43,11 +45,14 @@ class RankPool:
         folder: Path,
         *,
         backend: Backend = Backend.GLOO,
+        device: str = "cpu",
         collective_timeout_s: float = 60.0,
     ) -> None:
         self._num_ranks = num_ranks
         self._folder = folder
         self._backend = backend
+        self._device = device
+        self._start_timeout_s = _START_TIMEOUT_S[device]
         self._collective_timeout_s = collective_timeout_s
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
@@ -100,7 +105,9 @@ class RankPool:
             return
         self._lives += 1
         rendezvous = f"file://{self._folder}/ranks-{os.getpid()}-{id(self)}-{self._lives}"
-        context = multiprocessing.get_context("forkserver")
+        # CUDA wants fresh processes; others start faster from a server that has torch loaded.
+        get_context = multiprocessing.get_context
+        context = get_context("spawn") if self._device == "cuda" else get_context("forkserver")
         context.set_forkserver_preload(["torch", "splash_core.dist.launch"])
         for rank in range(self._num_ranks):
             config = LaunchConfig(
@@ -108,7 +115,8 @@ class RankPool:
                 num_ranks=self._num_ranks,
                 rendezvous=rendezvous,
                 backend=self._backend,
-                join_timeout_s=_START_TIMEOUT_S,
+                device=torch.device("cpu") if self._device == "cpu" else torch.device(self._device, rank),
+                join_timeout_s=self._start_timeout_s,
                 collective_timeout_s=self._collective_timeout_s,
             )
             ours, theirs = context.Pipe()
@@ -117,7 +125,7 @@ class RankPool:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
-        _, failure = self._collect(time.monotonic() + _START_TIMEOUT_S)
+        _, failure = self._collect(time.monotonic() + self._start_timeout_s)
         if failure is not None:
             self.close()
             raise failure
@@ -172,6 +180,11 @@ def _serve(config: LaunchConfig, pipe: Connection) -> None:
             _run_programs(comms, pipe)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+    except Exception as error:
+        # The group did not come together: the start's answer says why.
+        with suppress(OSError):
+            pipe.send(_Failure(error, traceback.format_exc()))
+        raise
 
 
 def _run_programs(comms: RankComms, pipe: Connection) -> None:

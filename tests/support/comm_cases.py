@@ -166,7 +166,11 @@ def assert_matches(script: Script, results: list[list[Tensor]], *, exact_sums: b
             if exact_sums or kind != "reduce":
                 assert torch.equal(a_NX, b_NX), f"{where}: got {a_NX}, expected {b_NX}"
             else:
-                torch.testing.assert_close(a_NX, b_NX, msg=lambda text, where=where: f"{where}: {text}")
+                # Half types may be rounded after each addition, which shows where terms cancel.
+                rtol, atol = (2e-2, 6e-2) if a_NX.dtype is torch.bfloat16 else (None, None)
+                torch.testing.assert_close(
+                    a_NX, b_NX, rtol=rtol, atol=atol, msg=lambda text, where=where: f"{where}: {text}"
+                )
 
 
 def _kinds_of_results(script: Script, rank: int) -> list[str]:

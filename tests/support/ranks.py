@@ -1,9 +1,10 @@
-"""T engines that stay loaded and answer plans: on threads of this process, or on gloo processes."""
+"""T engines that stay loaded and answer plans: on threads of this process, on gloo processes, or on GPUs."""
 
 import multiprocessing
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.spec.model import ModelSpec
 
 ANSWER_WITHIN_S = 120
+JOIN_WITHIN_S = 400
+"""For ranks to come together: a fresh GPU machine reads gigabytes of libraries first."""
 GraphsOf = Callable[[RankContext], DecodeGraphs]
 """Makes a rank's recorded decode steps."""
 
@@ -120,26 +123,45 @@ class ThreadRanks:
 
 
 class ProcessRanks:
-    """Ranks as spawned processes over gloo; arenas are shared memory, so a test can copy pages."""
+    """Ranks as spawned processes.
+
+    On CPU they talk over gloo, and arenas are shared memory, so a test can copy pages. On `cuda` rank i has
+    GPU i and its arena there, which nobody else sees.
+    """
 
     def __init__(
-        self, checkpoint: Path, arena: ArenaMap, folder: Path, *, dtype: torch.dtype = torch.float64
+        self,
+        checkpoint: Path,
+        arena: ArenaMap,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: str = "cpu",
     ) -> None:
         self.arena, self.spec = arena, ModelSpec.from_checkpoint(checkpoint)
-        self.memories = [
-            torch.zeros(arena.arena_bytes, dtype=torch.uint8).share_memory_() for _ in range(arena.num_ranks)
-        ]
+        shared = [] if device == "cuda" else range(arena.num_ranks)
+        self.memories = [torch.zeros(arena.arena_bytes, dtype=torch.uint8).share_memory_() for _ in shared]
         context = multiprocessing.get_context("spawn")
+        self._joined = False
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(arena.num_ranks):
             here, there = context.Pipe()
             process = context.Process(
                 target=_process_main,
-                args=(rank, checkpoint, _portable(arena, dtype), self.memories[rank], folder, there, dtype),
+                args=(
+                    rank,
+                    checkpoint,
+                    portable(arena, dtype),
+                    None if device == "cuda" else self.memories[rank],
+                    folder,
+                    there,
+                    dtype,
+                ),
                 daemon=True,
             )
             process.start()
+            there.close()
             self._pipes.append(here)
             self._processes.append(process)
 
@@ -148,23 +170,36 @@ class ProcessRanks:
             pipe.send(message)
         answers = []
         for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(ANSWER_WITHIN_S), f"rank {rank} does not answer {message!r:.80}"
-            answers.append(pipe.recv())
+            within_s = ANSWER_WITHIN_S if self._joined else JOIN_WITHIN_S
+            assert pipe.poll(within_s), f"rank {rank} does not answer {message!r:.80} within {within_s} s"
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                self._processes[rank].join(ANSWER_WITHIN_S)
+                code = self._processes[rank].exitcode
+                raise AssertionError(
+                    f"rank {rank} ended with {code} instead of answering; stderr says why"
+                ) from None
+        self._joined = True
         return _checked(answers)
 
     def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.send(None)
+        with suppress(OSError):  # a rank that failed is gone
+            for pipe in self._pipes:
+                pipe.send(None)
         for process in self._processes:
             process.join(ANSWER_WITHIN_S)
-            assert process.exitcode == 0, process.exitcode
+        codes = [process.exitcode for process in self._processes]
+        for process in self._processes:
+            process.kill()
+        assert codes == [0] * len(codes), f"exit codes of the ranks; None: still running: {codes}"
 
 
 def _process_main(
     rank: int,
     checkpoint: Path,
     arena_arguments: dict[str, int],
-    memory: torch.Tensor,
+    memory: torch.Tensor | None,
     folder: Path,
     pipe: Connection,
     dtype: torch.dtype,
@@ -172,18 +207,22 @@ def _process_main(
     torch.set_num_threads(1)
     spec = ModelSpec.from_checkpoint(checkpoint)
     arena = ArenaMap.build(spec, **arena_arguments)
+    on_gpu = memory is None
     config = LaunchConfig(
         rank=RankId(rank),
         num_ranks=arena.num_ranks,
         rendezvous=f"file://{folder}/rendezvous",
-        backend=Backend.GLOO,
-        device=torch.device("cpu"),
+        backend=Backend.NCCL if on_gpu else Backend.GLOO,
+        device=torch.device("cuda", rank) if on_gpu else torch.device("cpu"),
+        join_timeout_s=JOIN_WITHIN_S,
     )
     with rank_comms(config) as comms:
+        if memory is None:
+            memory = torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=comms.device)
         _serve(RankLoop(checkpoint, arena, memory, comms, dtype), pipe.recv, pipe.send)
 
 
-def _portable(arena: ArenaMap, dtype: torch.dtype) -> dict[str, int]:
+def portable(arena: ArenaMap, dtype: torch.dtype) -> dict[str, int]:
     """What `ArenaMap.build` needs to make the same map in another process."""
     return {
         "num_ranks": arena.num_ranks,
