@@ -19,7 +19,8 @@ One layer's state is moved with inference paused, as a switch moves it: gather k
 
     GB/s       = bytes that a rank received from the others / p50 time / 10⁹, of the rank that received most
     best GB/s  = the same bytes between the same ranks out of contiguous buffers, by whichever of grouped
-                 send/receive, all-to-all and all-gather was fastest in the same run
+                 send/receive, all-to-all and all-gather, over either communicator, was fastest then
+    limited    = the same over the transfer communicator only, whose thread blocks are limited
     of best    = GB/s / best GB/s
 
 On GPUs times lie between events on the computing stream, repetitions follow each other without a pause, and
@@ -39,6 +40,7 @@ the same state; modes take turns in going first.
     later      = p50 of Σ_{i ≥ 1} (time that the step waits for layer i's state)
     interf.    = p50 of (exposed_r − first_r − later_r): slower computation beside transfers, and all else
     layer      = p50 of the blocking mode's moves / L: τ, one layer's state when nothing computes
+    transfer   = p50 of one layer's moves while earlier layers compute
     (7)        = τ + Σ_{i ≥ 1} max(0, τ − c_{i−1}), the model's prediction of exposed (docs/model.md §5);
                  c_i from layer i's state being in place to layer i + 1's being wanted, p50 of ready steps
     of ready   = exposed / ready
@@ -73,7 +75,8 @@ SWEEP = """### Sweeps
     prefill tokens/s = B · input / Σ step times, from empty to all prompts complete and a token drawn for
                        each; at most `chunk_tokens` rows a step, an equal share for each owner's requests,
                        oldest first
-    decode ms        = p50 of the ITL of ordinary steps, B rows each, over `input` cached tokens
+    decode ms        = p50 of the ITL of ordinary steps, B rows each, over `input` cached tokens; replayed
+                       from recorded steps where the settings say `graphs on`
     decode tokens/s  = B / decode time
 """
 

@@ -93,7 +93,8 @@ def _primitives(document: Document, _: Sequence[Document]) -> str:
         "bytes": lambda row: format_bytes(row["bytes_per_rank"]),
         "ms": lambda row: milliseconds(row["ms_p50"]),
         "GB/s": lambda row: f"{row['gb_s']:.1f}",
-        "best GB/s": lambda row: f"{row['nccl_gb_s']:.1f} ({row['best_way']})",
+        "best GB/s": lambda row: f"{row['nccl_gb_s']:.1f}, {row['best_way']}",
+        "limited": lambda row: f"{row['transfer_gb_s']:.1f}",
         "of best": lambda row: f"{row['of_best']:.0%}",
     }
     return _with_reasons(

@@ -19,6 +19,7 @@ from services.bench.shapes import bench_spec
 from services.bench.sizing import Demand, arena_bytes
 from services.bench.spmd import RankHost
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.static_backends import decode_graphs
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageCopy
@@ -46,6 +47,8 @@ class TimedStep:
     start: float
     waits: tuple[float, ...]
     computes: tuple[float, ...]
+    transfers: tuple[float, ...]
+    """Time that each layer's moves took, of a switch that moves something."""
     received_bytes: int
     """Of a switch, by the rank that received most."""
 
@@ -60,6 +63,8 @@ class Intervals:
     """By manifests, on the rank that received most."""
     ahead_bytes: int
     """Copied ahead, on the rank that received most."""
+    replayed: int
+    """Steps that were replayed from a recording."""
 
 
 class Rig:
@@ -95,12 +100,35 @@ class Rig:
             dtype=self.dtype,
             layout=layout,
         )
+        self.engine.reserve_staging(settings.staging_bytes)
         self.runner: Runner = self.engine
         """The one place through which plans are executed."""
         self.clock: Clock = clock_of(device)
         self._timer = StepTimer(self.clock)
         self.engine.mark = self._timer.mark
+        self._recorded: dict[Layout, dict[str, float]] = {}
         self.group = BenchGroup(self.spec, self.arena, layout, staging_bytes=settings.staging_bytes)
+
+    def record_decode(self, layout: Layout, most_rows: Sequence[int]) -> dict[str, float]:
+        """Record a layout's decode steps, once; what it took, as fields of a row (nothing where it is off).
+
+        Args:
+            layout: of the steps.
+            most_rows: numbers of home rows on the fullest rank, the same at every call.
+        """
+        if self.settings.graphs != "on":
+            return {}
+        graphs = self.engine.graphs
+        if graphs is None:
+            graphs = self.engine.graphs = decode_graphs(self.engine.ctx, buckets=sorted(set(most_rows)))
+        if layout not in self._recorded:
+            with torch.inference_mode():
+                reports = graphs.record(layout)
+            self._recorded[layout] = {
+                "graph_bytes": float(sum(report.num_bytes for report in reports)),
+                "record_s": sum(report.record_s for report in reports),
+            }
+        return self._recorded[layout]
 
     def place(self, batch: int, history: int) -> None:
         """Histories in place, filled with random rows, in the present layout.
@@ -133,13 +161,15 @@ class Rig:
         """Execute a plan from a common start; the slowest rank counts."""
         results: list[StepResult] = []
         timing = self._timer.time(self.host.comms.compute, lambda: results.append(self.runner.step(plan)))
-        return self._slowest(timing, results[0].switch_bytes_received)
+        transfers = [seconds * 1e3 for seconds in self.engine.switch_times.layer_transfer_s]
+        return self._slowest(timing, transfers, results[0].switch_bytes_received)
 
     def intervals(self, plans: Sequence[StepPlan]) -> Intervals:
         """Execute plans one after the other, as in service; the slowest rank of each figure."""
         comm = self.host.comms.compute
         self.clock.catch_up()
         comm.barrier()
+        replays = self._num_replays()
         ends, moved, ahead = [time.perf_counter()], 0, 0
         for plan in plans:
             result = self.runner.step(plan)
@@ -149,7 +179,12 @@ class Rig:
         self.clock.catch_up()
         mine = [float(moved), float(ahead), *((end - begin) * 1e3 for begin, end in pairwise(ends))]
         worst = [max(column) for column in zip(*self.host.gather(mine), strict=True)]
-        return Intervals(ms=tuple(worst[2:]), moved_bytes=int(worst[0]), ahead_bytes=int(worst[1]))
+        return Intervals(
+            ms=tuple(worst[2:]),
+            moved_bytes=int(worst[0]),
+            ahead_bytes=int(worst[1]),
+            replayed=self._num_replays() - replays,
+        )
 
     def even_rows(self, total: int) -> Mapping[SeqId, int]:
         """`total` rows over all requests in place, counts differing by at most one."""
@@ -163,14 +198,26 @@ class Rig:
         mine = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         return int(max(row[0] for row in self.host.gather([float(mine)])))
 
-    def _slowest(self, timing: StepTiming, received_bytes: int) -> TimedStep:
+    def _num_replays(self) -> int:
+        graphs = self.engine.graphs
+        return 0 if graphs is None else graphs.replays.total()
+
+    def _slowest(self, timing: StepTiming, transfers: Sequence[float], received_bytes: int) -> TimedStep:
         layers = len(timing.waits)
-        mine = [timing.total, timing.start, float(received_bytes), *timing.waits, *timing.computes]
-        worst = [max(column) for column in zip(*self.host.gather(mine), strict=True)]
+        mine = [
+            timing.total,
+            timing.start,
+            float(received_bytes),
+            *timing.waits,
+            *timing.computes,
+            *transfers,
+        ]
+        worst = tuple(max(column) for column in zip(*self.host.gather(mine), strict=True))
         return TimedStep(
             total=worst[0],
             start=worst[1],
             received_bytes=int(worst[2]),
-            waits=tuple(worst[3 : 3 + layers]),
-            computes=tuple(worst[3 + layers :]),
+            waits=worst[3 : 3 + layers],
+            computes=worst[3 + layers : 3 + 2 * layers],
+            transfers=worst[3 + 2 * layers :],
         )

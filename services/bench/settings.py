@@ -35,6 +35,9 @@ class BenchSettings:
         "Weights, activations and KV; auto is bf16 on GPUs, fp32 on CPU.",
         choices=("auto", "bf16", "fp32", "fp64"),
     )
+    graphs: str = setting(
+        "auto", "Replay recorded decode steps; auto: on GPUs.", choices=("auto", "on", "off")
+    )
     layers: int = setting(0, "Decoder layers; 0: the shape's.")
     experts: int = setting(0, "Routed experts; 0: the shape's.")
     page_size: int = setting(0, "Size of a KV page; 0: 64, tiny 4.", unit="tokens")

@@ -91,8 +91,9 @@ def resolved(settings: BenchSettings) -> BenchSettings:
         raise ConfigError(f"backend {settings.backend!r} is not one of {', '.join((INPROCESS, *Backend))}")
     model = settings.model if settings.model != "auto" else ("v3" if device == "cuda" else "tiny")
     dtype = settings.dtype if settings.dtype != "auto" else ("bf16" if device == "cuda" else "fp32")
+    graphs = settings.graphs if settings.graphs != "auto" else ("on" if device == "cuda" else "off")
     page_size = settings.page_size or (4 if model == "tiny" else 64)
-    return replace(settings, device=device, model=model, dtype=dtype, page_size=page_size)
+    return replace(settings, device=device, model=model, dtype=dtype, graphs=graphs, page_size=page_size)
 
 
 def run_spmd(program: Program, settings: BenchSettings) -> Any:

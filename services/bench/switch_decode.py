@@ -10,7 +10,7 @@ from typing import Any
 
 from services.bench.decode_group import DecodeGroup
 from services.bench.rig import Rig
-from services.bench.settings import SwitchSettings
+from services.bench.settings import SwitchSettings, sizes
 from services.bench.sizing import Demand
 from services.bench.switch_rows import Cell, Direction, Window, window_fields
 from splash_core.errors import Infeasible
@@ -48,6 +48,8 @@ class DecodeSwitches:
                 precopy_bytes_per_step=settings.precopy_bytes_per_step,
             ),
         )
+        for layout in demand.layouts:
+            rig.record_decode(layout, _fullest(sizes(settings.batch, "--batch"), settings.ranks))
         self._cell: tuple[int, int] = (0, 0)
         self._windows: dict[SwitchMode, list[Window]] = {}
 
@@ -117,6 +119,7 @@ class DecodeSwitches:
             switching=run.ms[at],
             after=run.ms[at + 1 :],
             mode=switch.switching.mode,
+            replayed=run.replayed,
             received_bytes=run.moved_bytes,
             ahead_bytes=run.ahead_bytes,
             plan_ms=plan_ms,
@@ -128,3 +131,9 @@ class DecodeSwitches:
             for seq, pages in self._group.histories.items()
             for index, copies in enumerate(pages)
         )
+
+
+def _fullest(batches: Sequence[int], num_ranks: int) -> list[int]:
+    """Home rows on the fullest rank: an even share, or up to twice that where pages begin at odds."""
+    even = [-(-batch // num_ranks) for batch in batches]
+    return [*even, *(min(2 * share, batch) for share, batch in zip(even, batches, strict=True))]

@@ -56,6 +56,8 @@ class Window:
     """In the new layout, ordinary steps."""
     mode: SwitchMode
     """In which the switching step was executed: another than asked for where the scheduler fell back."""
+    replayed: int
+    """Steps that were replayed from a recording."""
     received_bytes: int
     """In the switching step."""
     ahead_bytes: int
@@ -85,6 +87,7 @@ def pair_fields(pairs: Sequence[Pair], one_layer_ms: float | None) -> dict[str, 
         "step_ms_p50": median([pair.switching.total for pair in pairs]),
         "exposed_ms_p50": median(exposed),
         "exposed_ms_p95": percentile(exposed, 0.95),
+        "transfer_ms_p50": median([median(pair.switching.transfers or (0.0,)) for pair in pairs]),
         "first_wait_ms_p50": median(first),
         "later_waits_ms_p50": median(later),
         "interference_ms_p50": median(rest),
@@ -116,6 +119,7 @@ def window_fields(windows: Sequence[Window]) -> dict[str, Any]:
         "bytes_per_rank": max(window.received_bytes for window in windows),
         "plan_ms_p50": median([window.plan_ms for window in windows]),
         "executed_as": windows[-1].mode,
+        "replayed": min(window.replayed for window in windows),
         "reps": len(windows),
     }
     copying = [(window.ahead, one) for window, one in zip(windows, before, strict=True) if window.ahead]

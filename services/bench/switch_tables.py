@@ -54,6 +54,7 @@ def _mode_columns(mode: str, rows: Sequence[Row]) -> dict[str, Callable[[Row], s
     columns = {f"{mode}: exposed": cell(_exposed), f"{mode}: of ready": cell(_of_ready)}
     if mode != SwitchMode.BLOCKING and all("first_wait_ms_p50" in row for row in rows):
         columns[f"{mode}: first + later + interf."] = cell(_parts)
+        columns[f"{mode}: transfer"] = cell(lambda row: milliseconds(row["transfer_ms_p50"]))
         columns[f"{mode}: (7)"] = cell(lambda row: milliseconds(row["formula_ms"]))
     if any("ahead_steps" in row for row in rows):
         columns[f"{mode}: ahead"] = cell(_ahead)

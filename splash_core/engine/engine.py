@@ -48,7 +48,8 @@ class RankEngine:
         self, ctx: RankContext, comms: RankComms, layout: Layout, graphs: DecodeGraphs | None = None
     ) -> None:
         self.ctx = ctx
-        self._graphs = graphs
+        self.graphs = graphs
+        """Recorded decode steps, used where they cover a step."""
         self.layers_ahead = LAYERS_AHEAD
         """Of a switch on a GPU: layers whose moves are enqueued before the layer that computes."""
         self.switch_times = SwitchTimes()
@@ -192,12 +193,13 @@ class RankEngine:
         if manifest is None:
             return None
         switch = SwitchExecution(
-            manifest, plan.mode, mover=self.mover, arena=self.ctx.arena, lane=self._new_lane()
+            manifest, plan.mode, mover=self.mover, arena=self.ctx.arena, lane=self.new_lane()
         )
         switch.start()
         return switch
 
-    def _new_lane(self) -> Lane:
+    def new_lane(self) -> Lane:
+        """Where the moves of one switch run."""
         if self._gpu is None:
             return ThreadLane()
         return StreamLane(self._gpu, layers_ahead=self.layers_ahead)
@@ -205,7 +207,7 @@ class RankEngine:
     def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
         if plan.precopy is None:
             return None
-        return PrecopyExecution(plan.precopy, mover=self.mover, arena=self.ctx.arena, lane=self._new_lane())
+        return PrecopyExecution(plan.precopy, mover=self.mover, arena=self.ctx.arena, lane=self.new_lane())
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None
@@ -219,8 +221,8 @@ class RankEngine:
             page_size=ctx.arena.map.page_size,
         )
         in_place = switch is None or switch.in_place
-        if self._graphs is not None and in_place and self._graphs.covers(plan.layout, batch):
-            return draw_from(batch, self._mirrors, self._graphs.logits(plan.layout, batch)), ()
+        if self.graphs is not None and in_place and self.graphs.covers(plan.layout, batch):
+            return draw_from(batch, self._mirrors, self.graphs.logits(plan.layout, batch)), ()
         attention = create_attention(plan.layout, ctx, batch)
 
         def wait_layer(layer: int) -> None:

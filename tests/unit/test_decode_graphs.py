@@ -50,7 +50,8 @@ def _play(
     group: Group, layout: Layout, switch: tuple[int, Layout, SwitchMode] | None = None
 ) -> dict[str, list[int]]:
     """Seven requests that come and go, so that ranks have different numbers of rows, also none."""
-    group.reset(layout, SchedulerConfig(role=Role.COMBINED, group=GroupId("g"), chunk_tokens=16))
+    config = SchedulerConfig(role=Role.COMBINED, group=GroupId("g"), chunk_tokens=16, layouts=tuple(Layout))
+    group.reset(layout, config)
     tokens: dict[str, list[int]] = {}
     for step in range(200):
         if step in (0, 1, 4):

@@ -155,6 +155,14 @@ class TestSweep:
         prefills = {(row["batch"], row["input"]): row["steps"] for row in rows if row["phase"] == "prefill"}
         assert prefills == {(1, 8): 1, (1, 20): 2, (3, 8): 2, (3, 20): 4}
 
+    def test_decode_steps_are_replayed_where_they_are_recorded(self) -> None:
+        sizes: dict[str, Any] = {"batch": "1,3", "input": "8", "steps": 3, "phase": "decode"}
+        rows = measure(sweep.run, SweepSettings(**TINY, **sizes, graphs="on"))["rows"]
+        assert [row["replayed"] for row in rows] == [3] * len(rows)
+        assert all(row["record_s"] >= 0 for row in rows)
+        rows = measure(sweep.run, SweepSettings(**TINY, **sizes))["rows"]
+        assert [row["replayed"] for row in rows] == [0] * len(rows)
+
     def test_a_cell_that_does_not_fit_is_a_row_with_the_reason(self) -> None:
         asked = SweepSettings(
             **TINY, layouts="DP,TP", batch="2", input="8,2K", arena_bytes=600 << 10, steps=2, reps=1

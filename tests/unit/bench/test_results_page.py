@@ -44,6 +44,7 @@ MEASURED = {
     "step_ms_p50": 201.0,
     "exposed_ms_p50": 1.0,
     "exposed_ms_p95": 1.5,
+    "transfer_ms_p50": 0.8,
     "first_wait_ms_p50": 0.7,
     "later_waits_ms_p50": 0.1,
     "interference_ms_p50": 0.2,
@@ -74,7 +75,7 @@ def test_modes_of_a_direction_stand_side_by_side() -> None:
     text = page([document("switch", rows)])
     (line,) = [line for line in text.splitlines() if line.startswith("| TP → DP")]
     assert "| 200.0 | 0.610 | 3.00 GiB | 37.20 (1.50) |" in line
-    assert "| 1.00 (1.50) | 0.50% | 0.700 + 0.100 + 0.200 | 0.610 |" in line
+    assert "| 1.00 (1.50) | 0.50% | 0.700 + 0.100 + 0.200 | 0.800 | 0.610 |" in line
     assert text.count("* CP → TP: no room") == 1
 
 
