@@ -165,7 +165,7 @@ def _generate(
     group: Group, layout: Layout, turn: tuple[Layout, SwitchMode] | None = None
 ) -> tuple[dict[str, list[int]], list[SwitchedEvent]]:
     """Greedy tokens of all prompts, with a switch when some decode and others are still being read."""
-    group.reset(layout, SchedulerConfig(role=Role.COMBINED, chunk_tokens=16))
+    group.reset(layout, SchedulerConfig(role=Role.COMBINED, chunk_tokens=16, layouts=tuple(Layout)))
     for index, prompt in enumerate(PROMPTS):
         sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
         group.scheduler.add(RequestId(str(index)), prompt, sampling)
