@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from splash_core.errors import Unavailable
+from splash_core.layout.layout import Layout
 from splash_core.pb import control_pb2
 from splash_core.rpc.errors import from_rpc_error
 from tests.support.fake_groups import FakeRouter, await_ready, fake_router, greedy, running, start_group
@@ -33,6 +34,7 @@ def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "max-model-len": 120,
         "chunk-tokens": 16,
         "host-ranks": 6,
+        "layouts": ",".join(Layout),
     }
     children = [
         start_group("prefill", tiny_v3, run_dir, name="prefill-0", flags={**flags, "ranks": 2}),
@@ -62,7 +64,7 @@ async def _switch_about(router: FakeRouter, draw: random.Random) -> int:
     try:
         while True:
             control = draw.choice([router.prefill_control, router.decode_control])
-            layout = draw.choice(["TP", "CP", "DP", "DOP"])
+            layout = draw.choice(list(Layout))
             mode = draw.choice(["blocking", "overlapped"])
             result = await control.SetLayout(control_pb2.SetLayoutRequest(layout=layout, mode=mode))
             done += result.from_layout != result.to_layout

@@ -23,21 +23,6 @@ from tests.support.schedules import ORDINARY, schedules
 from tests.support.small_model import small_checkpoint
 
 NUM_SCHEDULES = 200
-CROWDED = Schedule(
-    asks=tuple(
-        Ask(
-            arrives=0,
-            prompt=tuple(range(10 * index + 3, 10 * index + 11)),
-            sampling=SamplingParams(temperature=0.0, max_tokens=20),
-        )
-        for index in range(8)
-    ),
-    turns=(Turn(tick=20, phase=Role.DECODE, layout=Layout.CP, mode=SwitchMode.OVERLAPPED),),
-    layouts=(Layout.TP, Layout.DP),
-    chunk_tokens=32,
-    overcommit=2.0,
-)
-"""On each of four ranks two requests, of which one alone fills the pool: some are computed again."""
 NUM_VARIANT_SCHEDULES = 20
 AT_ONCE = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
 VARIANTS = tuple(layout for layout in Layout if layout not in STANDARD_LAYOUTS)
@@ -56,28 +41,20 @@ def ranks(request: pytest.FixtureRequest, tiny_checkpoint: TinyFactory) -> Itera
         each.close()
 
 
+def pair_of(ranks: list[ThreadRanks]) -> Pair:
+    """New groups, which have seen nothing yet."""
+    return Pair(Group(ranks[0]), Group(ranks[1]))
+
+
 @pytest.fixture(scope="module")
 def pair(ranks: list[ThreadRanks]) -> Iterator[Pair]:
-    """For the standard layouts."""
-    groups = Group(ranks[0]), Group(ranks[1])
-    yield Pair(*groups)
+    groups = pair_of(ranks)
+    yield groups
     # The schedules are worth nothing if they do not reach what they are for.
-    assert groups[1].seen["evacuations"] > 0, groups[1].seen
-    assert groups[1].seen["recomputed"] > 0, groups[1].seen
     ahead = ("commits", "pages ahead", "layers ahead")
-    assert min(groups[1].seen[name] for name in ahead) > 0, groups[1].seen
-    for group in groups:
+    assert min(groups.decode.seen[name] for name in ahead) > 0, groups.decode.seen
+    for group in (groups.prefill, groups.decode):
         assert len(_directions(group)) == 12, group.seen
-
-
-@pytest.fixture(scope="module")
-def wide_pair(ranks: list[ThreadRanks]) -> Iterator[Pair]:
-    """For all layouts."""
-    groups = Group(ranks[0]), Group(ranks[1])
-    yield Pair(*groups)
-    assert groups[1].seen["evacuations"] > 0, groups[1].seen
-    for group in groups:
-        assert len(_directions(group)) == 20, group.seen
 
 
 def _directions(group: Group) -> set[str]:
@@ -131,30 +108,53 @@ def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
     _check(pair, schedule)
 
 
+def test_evacuations_and_recomputations_change_no_token(ranks: list[ThreadRanks]) -> None:
+    """Two requests spill into borrowed slots, which CP needs; then eight share the room of fewer in DP."""
+    few, many = SamplingParams(temperature=0.0, max_tokens=14), SamplingParams(temperature=0.0, max_tokens=18)
+    asks = [Ask(arrives=0, prompt=tuple(range(5 + each, 15 + each)), sampling=few) for each in range(2)]
+    asks += [Ask(arrives=40, prompt=tuple(range(9 + each, 19 + each)), sampling=many) for each in range(8)]
+    turns = [
+        Turn(tick=tick, phase=Role.DECODE, layout=layout, mode=SwitchMode.OVERLAPPED)
+        for tick, layout in ((12, Layout.CP), (35, Layout.DP))
+    ]
+    crowded = Schedule(
+        asks=tuple(asks),
+        turns=tuple(turns),
+        layouts=(Layout.TP, Layout.TP),
+        chunk_tokens=32,
+        overcommit=2.0,
+    )
+    pair = pair_of(ranks)
+    _check(pair, crowded)
+    assert pair.decode.seen["evacuations"] > 0
+    assert pair.decode.seen["recomputed"] > 0
+
+
 @settings(OFTEN, max_examples=NUM_VARIANT_SCHEDULES)
 @given(schedule=schedules(ORDINARY, (*Layout, *VARIANTS, *VARIANTS)))
-def test_switches_to_and_from_variants_change_no_token(wide_pair: Pair, schedule: Schedule) -> None:
-    _check(wide_pair, schedule)
+def test_switches_to_and_from_variants_change_no_token(ranks: list[ThreadRanks], schedule: Schedule) -> None:
+    _check(pair_of(ranks), schedule)
 
 
-def test_every_directed_switch_of_all_layouts_changes_no_token(wide_pair: Pair) -> None:
-    """One walk over all twenty, under requests that last for all of it, in both phases."""
+def test_every_directed_switch_of_all_layouts_changes_no_token(ranks: list[ThreadRanks]) -> None:
+    """One walk over all twenty in both phases, under requests of which one or two run at any time."""
+    length, last = 6, 8
     asks = tuple(
         Ask(
-            arrives=0,
-            prompt=tuple(range(5 + index, 27 + index)),
-            sampling=SamplingParams(temperature=0.0, max_tokens=24),
+            arrives=length * index,
+            prompt=tuple(range(5 + index, 5 + index + length)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=last),
         )
-        for index in range(2)
+        for index in range(5)
     )
     start = Layout.TP
     turns = [
         Turn(tick=tick, phase=phase, layout=layout, mode=AT_ONCE[tick % len(AT_ONCE)])
-        for phase, first in ((Role.PREFILL, 1), (Role.DECODE, 24))
+        for phase, first in ((Role.PREFILL, 1), (Role.DECODE, length + 2))
         for tick, (_, layout) in enumerate(directed_circuit(tuple(Layout), start), first)
     ]
     schedule = Schedule(asks=asks, turns=tuple(turns), layouts=(start, start), chunk_tokens=1)
-    outcome = wide_pair.run(schedule)
-    assert outcome.refused == []
-    assert len(outcome.switched) == len(turns)
-    _check(wide_pair, schedule)
+    pair = pair_of(ranks)
+    _check(pair, schedule)
+    for group in (pair.prefill, pair.decode):
+        assert len(_directions(group)) == 20, group.seen

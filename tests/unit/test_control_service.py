@@ -71,6 +71,30 @@ def test_the_context_is_told_apart_from_what_the_pool_holds(tiny_v3: Path, setti
     assert description.max_request_tokens == scheduler.max_request_tokens < 1000
 
 
+@pytest.mark.parametrize(
+    ("layouts", "feasible"),
+    [
+        ("TP,CP,DP,DOP", {"TP": True, "CP": True, "DP": True, "DOP": True}),
+        ("DP,DOP-P", {"TP": False, "CP": False, "DP": True, "DOP": False, "DOP-P": True}),
+    ],
+)
+def test_a_description_lists_the_standard_layouts_and_the_variants_offered(
+    tiny_v3: Path, layouts: str, feasible: dict[str, bool]
+) -> None:
+    settings = GroupSettings(model=str(tiny_v3), page_size=2, kv_bytes=1 << 16, layouts=layouts)
+    blueprint = draw_blueprint(settings, Phase.DECODE)
+    leader = SimpleNamespace(scheduler=blueprint.scheduler(lambda: 0.0))
+    control = ControlServicer(blueprint, cast("GroupLeader", leader))
+    control.ranks_ready((rank_pb2.RankReady(),))
+    description = asyncio.run(control.Describe(control_pb2.DescribeRequest(), CONTEXT))
+    assert {entry.layout: entry.feasible for entry in description.layouts} == feasible
+    for entry in description.layouts:
+        assert ("not among the group's --layouts" in entry.reason) is not entry.feasible
+    tokens = {entry.layout: entry.distinct_tokens for entry in description.layouts}
+    assert tokens.get("DOP-P", tokens["DOP"]) > tokens["DP"] > 0
+    assert set(leader.scheduler.snapshot().pools) == {Layout(name) for name in feasible}
+
+
 def test_a_decode_pool_must_hold_the_context_that_is_set(tiny_v3: Path) -> None:
     settings = GroupSettings(model=str(tiny_v3), page_size=8, kv_bytes=1 << 14, max_model_len=2000)
     with pytest.raises(Infeasible, match="--max-model-len 2000"):
