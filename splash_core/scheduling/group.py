@@ -151,7 +151,8 @@ class GroupScheduler:
     ) -> SwitchedEvent | SwitchDeferred | Refusal | None:
         """Switch at the next step boundary; in mode `precopied` once most of it has been copied ahead.
 
-        A request for the present layout calls off a switch that is copying ahead.
+        What copies ahead is planned then, so its refusal is always an event. A request for the present layout
+        calls off a switch that is copying ahead.
 
         Returns:
             None when scheduled: a `SwitchedEvent` (or, if things change until then, a

@@ -33,6 +33,7 @@ def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "kv-bytes": 600_000,
         "max-model-len": 120,
         "chunk-tokens": 16,
+        "precopy-bytes-per-step": 4096,
         "host-ranks": 6,
         "layouts": ",".join(Layout),
     }
@@ -65,7 +66,7 @@ async def _switch_about(router: FakeRouter, draw: random.Random) -> int:
         while True:
             control = draw.choice([router.prefill_control, router.decode_control])
             layout = draw.choice(list(Layout))
-            mode = draw.choice(["blocking", "overlapped"])
+            mode = draw.choice(["blocking", "overlapped", "precopied"])
             result = await control.SetLayout(control_pb2.SetLayoutRequest(layout=layout, mode=mode))
             done += result.from_layout != result.to_layout
             await asyncio.sleep(0.02)
