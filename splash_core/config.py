@@ -283,3 +283,9 @@ def child_environment(*, num_threads: int | None = None) -> dict[str, str]:
     if num_threads is not None:
         environ |= {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
     return environ
+
+
+def keep_multicast_off() -> None:
+    """The same for this process, and for children that `child_environment` is not made for."""
+    for name, value in _NO_MULTICAST.items():
+        os.environ.setdefault(name, value)

@@ -91,4 +91,5 @@ def _largest_step(rig: Rig, layout: Layout, rows: int, account: MemoryAccount) -
     rig.place(1, 0)
     torch.cuda.reset_peak_memory_stats(device)
     rig.run(rig.group.step(dict.fromkeys(rig.group.seqs, rows), sampled=rig.group.seqs))
-    return {"peak_bytes": rig.peak_bytes(), "budget_bytes": account.budget_bytes}
+    used = {"peak_bytes": rig.peak_bytes(), "used_bytes": rig.used_bytes()}
+    return used | {"budget_bytes": account.budget_bytes}

@@ -67,6 +67,7 @@ CAPACITY = """### Capacity
     account    = the same by equations (1) and (6) of docs/model.md; M_other is what the budget leaves beside
                  the arena
     peak       = most memory that tensors took while one request ran a step of the largest size
+    used       = memory in use on the device after it, with what libraries hold
     budget     = memory fraction × device memory − staging
 """
 

@@ -114,6 +114,7 @@ def _capacity(document: Document, _: Sequence[Document]) -> str:
         "account": lambda row: number(row["account_tokens"]),
         "distinct / account": lambda row: f"{row['ratio']:.4f}",
         "peak": lambda row: format_bytes(row["peak_bytes"]) if "peak_bytes" in row else "",
+        "used": lambda row: format_bytes(row["used_bytes"]) if "used_bytes" in row else "",
         "budget": lambda row: format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "",
     }
     return markdown_table(columns, document["rows"])

@@ -100,6 +100,7 @@ class Rig:
             dtype=self.dtype,
             layout=layout,
         )
+        self.engine.layers_ahead = settings.switch_layers_ahead
         self.engine.reserve_staging(settings.staging_bytes)
         self.runner: Runner = self.engine
         """The one place through which plans are executed."""
@@ -197,6 +198,14 @@ class Rig:
         device = self.host.comms.device
         mine = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         return int(max(row[0] for row in self.host.gather([float(mine)])))
+
+    def used_bytes(self) -> int:
+        """Memory in use on the fullest device, whoever holds it; 0 on CPU."""
+        device, used = self.host.comms.device, 0
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            used = total - free
+        return int(max(row[0] for row in self.host.gather([float(used)])))
 
     def _num_replays(self) -> int:
         graphs = self.engine.graphs

@@ -12,7 +12,7 @@ from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.settings_base import parse_size, setting
 from splash_core.switch.manifest import SwitchMode
-from splash_core.units import STAGING_BYTES
+from splash_core.units import LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
 INPROCESS = "inprocess"
 """Ranks as threads of one process, CPU only."""
@@ -46,6 +46,12 @@ class BenchSettings:
         0, "Arena of a rank; 0: what the memory fraction leaves, on CPU what the cells need.", unit="bytes"
     )
     staging_bytes: int = setting(STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes")
+    transfer_max_ctas: int = setting(
+        TRANSFER_CTAS, "GPU thread blocks that transfers take: more are faster and slow what runs beside."
+    )
+    switch_layers_ahead: int = setting(
+        LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes (cuda)."
+    )
     seed: int = setting(0, "Of weights, histories and tokens.")
     warmup: int = setting(1, "Repetitions of each cell that are not counted.")
     budget_s: float = setting(0.0, "End cleanly before so many seconds are up; 0: no limit.", unit="s")

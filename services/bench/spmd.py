@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from services.bench.settings import INPROCESS, BenchSettings
+from splash_core.config import keep_multicast_off
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
@@ -121,6 +122,7 @@ class _Processes:
     """The rank processes of one run."""
 
     def __init__(self, program: Program, settings: BenchSettings, folder: Path) -> None:
+        keep_multicast_off()
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -229,4 +231,5 @@ def _launch_config(settings: BenchSettings, rank: int, rendezvous: str) -> Launc
         device=device,
         join_timeout_s=JOIN_TIMEOUT_S,
         collective_timeout_s=settings.step_timeout_s,
+        transfer_max_ctas=settings.transfer_max_ctas,
     )
