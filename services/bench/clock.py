@@ -16,6 +16,12 @@ import torch
 from splash_core.dist.comm import Comm
 from splash_core.engine.marks import StepPoint
 
+_CYCLES_PER_MS = 1.98e6
+"""Of a Hopper GPU at its highest clock; at a lower one a stream is held longer."""
+
+_LAUNCH_MS = 3.0
+"""What enqueuing one operation takes at most, with room to spare."""
+
 
 class Clock(Protocol):
     """Marks points in time, and tells how far apart they are."""
@@ -26,6 +32,10 @@ class Clock(Protocol):
 
     def ms(self, begin: Any, end: Any) -> float:
         """Milliseconds between two marks; call `catch_up` first."""
+        ...
+
+    def hold(self, ms: float) -> None:
+        """Keep the computing stream busy for about so long, while the host enqueues what is to be timed."""
         ...
 
     def catch_up(self) -> None:
@@ -43,6 +53,9 @@ class CpuClock(Clock):
     def ms(self, begin: float, end: float) -> float:
         """Milliseconds between two marks."""
         return (end - begin) * 1e3
+
+    def hold(self, ms: float) -> None:
+        """Nothing: the host computes itself."""
 
     def catch_up(self) -> None:
         """Nothing runs behind the caller's back."""
@@ -64,6 +77,10 @@ class CudaClock(Clock):
         """Milliseconds between two events that have passed."""
         return begin.elapsed_time(end)
 
+    def hold(self, ms: float) -> None:
+        """A kernel that counts clock cycles."""
+        torch.cuda._sleep(int(ms * _CYCLES_PER_MS))
+
     def catch_up(self) -> None:
         """Wait for all streams of the device."""
         torch.cuda.synchronize(self._device)
@@ -79,13 +96,14 @@ def operation_ms(
 ) -> list[float]:
     """Times of `operation(0) …` on this rank, back to back, after `warmup` that are not counted.
 
-    Nothing waits for the device between two repetitions, so that on GPUs the ranks stay in step and the
-    launches hide behind the operation before.
+    On GPUs the stream is held until the host has enqueued all repetitions: what is timed is the device's
+    work, not the launching of it, which in a switch hides behind the layers that compute.
     """
     for rep in range(warmup):
         operation(rep)
     clock.catch_up()
     comm.barrier()
+    clock.hold(reps * _LAUNCH_MS)
     marks = [clock.mark()]
     for rep in range(reps):
         operation(warmup + rep)

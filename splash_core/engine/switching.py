@@ -25,6 +25,7 @@ from splash_core.kernels.base import Kernels
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import Matrix
 from splash_core.switch.manifest import Chunk, Primitive, SwitchManifest, SwitchMode
+from splash_core.units import STAGING_BYTES
 
 
 class StateMover:
@@ -175,13 +176,22 @@ class SwitchExecution:
         ]
         # A switch that only discards costs nothing.
         self._moves_any = bool(self._before or chunks or gathered)
+        few = sum(map(len, manifest.layer_chunks)) * arena.map.slot_bytes <= STAGING_BYTES
+        # What copying ahead has left is a page or two of each request: all layers of it in one transfer cost
+        # less than launching a transfer for each layer.
+        self._at_once = mode is SwitchMode.PRECOPIED and few and not gathered
+        if self._at_once:
+            self._before += [ChunkMove(chunk, mover, arena.pages_SLPC) for chunk in chunks]
+            self._layers = []
 
     def start(self) -> None:
         """Begin; in blocking mode what is computed next finds everything in place."""
         if not self._moves_any:
             return
         self._lane.start(self._before, self._layers)
-        if self._mode is SwitchMode.BLOCKING:
+        if self._at_once:
+            self._lane.finish()
+        elif self._mode is SwitchMode.BLOCKING:
             self._lane.wait_layer(len(self._layers) - 1)
 
     def wait_layer(self, layer: int) -> None:
@@ -190,17 +200,17 @@ class SwitchExecution:
         Raises:
             Exception: whatever a transfer failed with; the group is then to end.
         """
-        if self._moves_any:
+        if self._moves_any and not self._at_once:
             self._lane.wait_layer(layer)
 
     @property
     def in_place(self) -> bool:
         """True when every layer's state is in place, so that the step need not go layer by layer."""
-        return not self._moves_any or self._mode is SwitchMode.BLOCKING
+        return not self._moves_any or self._at_once or self._mode is SwitchMode.BLOCKING
 
     def finish(self) -> None:
         """Wait for all layers (a step without rows computes none)."""
-        if self._moves_any:
+        if self._moves_any and not self._at_once:
             self._lane.finish()
 
     def times(self) -> SwitchTimes:
