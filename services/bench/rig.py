@@ -121,7 +121,9 @@ class Rig:
             return {}
         graphs = self.engine.graphs
         if graphs is None:
-            graphs = self.engine.graphs = decode_graphs(self.engine.ctx, buckets=sorted(set(most_rows)))
+            graphs = self.engine.graphs = decode_graphs(
+                self.engine.ctx, buckets=sorted(set(most_rows)), comm=self.host.comms.recorded
+            )
         if layout not in self._recorded:
             with torch.inference_mode():
                 reports = graphs.record(layout)

@@ -91,3 +91,10 @@ class RankComms:
     transfer: Comm
     device: torch.device
     """Where tensors of these communicators live."""
+    small: Comm | None = None
+    """Faster for messages of known sizes up to some hundred KiB, where the machine has such a thing."""
+
+    @property
+    def recorded(self) -> Comm:
+        """What replayed decode steps talk through."""
+        return self.small or self.compute

@@ -7,6 +7,7 @@ within its deadline, and a peer that does not come is named.
 # pyright: reportPrivateImportUsage=false
 # torch.distributed documents its stores but does not list them as exported.
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -31,9 +32,16 @@ from splash_core.dist.meeting import (
     open_store,
 )
 from splash_core.dist.nccl import NcclComm, nccl_comm
+from splash_core.dist.oneshot import OneShotComm
 from splash_core.dist.shm import ShmComm
 from splash_core.dist.shm_segment import Segment, create_segment
+from splash_core.dist.symmetric import SymmetricMemory
 from splash_core.errors import ConfigError, GroupFailed
+
+_log = logging.getLogger("splash.dist")
+
+ONE_SHOT_BYTES = 4 << 20
+"""Memory of each GPU that its peers read small messages from; half of it is the largest message."""
 
 _FAREWELL_S = 5.0
 """How long a rank waits for the others before it frees what they may still be reading."""
@@ -57,7 +65,9 @@ def rank_comms(config: LaunchConfig) -> Iterator[RankComms]:
         compute, transfer = _PAIRS[backend](store, config, peers, stack)
         for comm in (compute, transfer):
             comm.barrier()
-        yield RankComms(compute=compute, transfer=transfer, device=config.device)
+        one_host = len({peer.host for peer in peers}) == 1
+        small = _one_shot(compute, config.device) if isinstance(compute, NcclComm) and one_host else None
+        yield RankComms(compute=compute, transfer=transfer, device=config.device, small=small)
 
 
 def _shm_pair(
@@ -139,6 +149,20 @@ def _nccl_pair(
 
     stack.push(take_down)
     return comms
+
+
+def _one_shot(compute: NcclComm, device: torch.device) -> Comm | None:
+    """Small collectives over the GPUs' shared memory; None where some rank cannot reach another's."""
+    if compute.size == 1:
+        return None
+    try:
+        memory = SymmetricMemory(compute.group, num_bytes=ONE_SHOT_BYTES, device=device)
+    except RuntimeError as error:
+        _log.warning("GPUs cannot read each other's memory, small collectives stay with NCCL: %s", error)
+        memory = None
+    able = torch.tensor([memory is not None], dtype=torch.int64, device=device)
+    everyone = compute.all_gather_rows(able, [1] * compute.size, tag="launch.one_shot")
+    return OneShotComm(compute, memory) if memory is not None and bool(everyone.all()) else None
 
 
 def _part(store: dist.Store, config: LaunchConfig) -> None:

@@ -42,7 +42,13 @@ class PeerMemory(Protocol):
 
 
 class OneShotComm(Comm):
-    """A `Comm` for small messages of known sizes, over another one for the rest.
+    """A `Comm` for small messages, over another one for the rest: for padded steps (`attention.padding`).
+
+    There all counts of an all-to-all are equal. Others may be given if they are uneven on every rank: a rank
+    sees its own counts only, and all ranks must take the same way.
+
+    A peer that ends leaves the others in a barrier on the GPU, where nothing can raise: the leader's deadline
+    ends them.
 
     Args:
         large: the same ranks.

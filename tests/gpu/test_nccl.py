@@ -19,7 +19,7 @@ from splash_core.dist.nccl import NcclComm
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
 from tests.distributed.harness import RankPool
-from tests.support.comm_cases import Script, assert_matches, run_script, scripts
+from tests.support.comm_cases import Script, assert_matches, evened, run_script, scripts
 from tests.support.gpus import NUM_GPUS, gpu_launch, run_to_the_end
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -71,6 +71,19 @@ def test_large_programs_match_the_reference(pool: RankPool, data: st.DataObject)
     answers = pool.run(on_both, script)
     for comm in range(2):
         assert_matches(script, [answer[comm] for answer in answers], exact_sums=False)
+
+
+def on_small(comms: RankComms, script: Script) -> list[Tensor]:
+    # One rank has no peer to read from; GPUs of one host read each other's memory.
+    assert (comms.small is None) == (comms.compute.size == 1)
+    return run_script(comms.recorded, script, comms.device)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_small_programs_match_the_reference(pool: RankPool, data: st.DataObject) -> None:
+    script = evened(data.draw(scripts(NUM_GPUS, max_calls=6)))
+    assert_matches(script, pool.run(on_small, script), exact_sums=False)
 
 
 def same_sum_twice(comms: RankComms) -> bool:

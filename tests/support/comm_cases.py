@@ -4,7 +4,7 @@ A script is plain data. Each rank makes its inputs from (seed, call index, rank)
 compute what any rank must receive without communicating.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -182,3 +182,12 @@ def _kinds_of_results(script: Script, rank: int) -> list[str]:
         elif call.kind != "barrier":
             kinds.append(call.kind)
     return kinds
+
+
+def evened(script: Script) -> Script:
+    """The same program with equal counts in each all-to-all, as in a padded step."""
+    calls = []
+    for call in script.calls:
+        alike = tuple((call.matrix[0][0],) * script.num_ranks for _ in range(script.num_ranks))
+        calls.append(replace(call, matrix=alike) if call.kind == "all_to_all" else call)
+    return replace(script, calls=tuple(calls))

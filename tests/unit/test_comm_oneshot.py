@@ -11,7 +11,7 @@ from torch import Tensor
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.oneshot import OneShotComm
-from tests.support.comm_cases import Script, assert_matches, run_script, scripts
+from tests.support.comm_cases import assert_matches, evened, run_script, scripts
 
 
 class ThreadMemory:
@@ -37,7 +37,7 @@ class ThreadMemory:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_random_programs_match_the_reference(num_ranks: int, data: st.DataObject) -> None:
-    script: Script = data.draw(scripts(num_ranks))
+    script = evened(data.draw(scripts(num_ranks)))
     # Small enough that some calls do not fit, and go to the other communicator.
     memory = ThreadMemory(num_ranks, 256)
 
