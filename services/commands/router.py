@@ -11,6 +11,7 @@ from services.router.config import RouterConfig
 from services.router.main import run
 from splash_core.config import RouterSettings, admin_key, api_key
 from splash_core.leader.build import resolve_model
+from splash_core.leader.fingerprint import checkpoint_fingerprint
 from splash_core.obs.lifeline import die_with_parent
 from splash_core.obs.logging import configure
 
@@ -36,6 +37,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
     model = resolve_model(settings.model)
     return RouterConfig(
         model=model,
+        fingerprint=checkpoint_fingerprint(model),
         prefill=_addresses(settings.prefill),
         decode=_addresses(settings.decode),
         served_names=(settings.served_model_name or os.path.basename(settings.model.rstrip("/")),),

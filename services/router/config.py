@@ -18,6 +18,8 @@ class RouterConfig:
 
     model: Path
     """Checkpoint folder: its tokenizer, chat template, config.json and generation_config.json are read."""
+    fingerprint: str = ""
+    """Of that checkpoint: groups with another one are not asked; empty: not compared."""
     prefill: tuple[str, ...]
     """gRPC addresses (`host:port` or `unix:path`) of the prefill leaders."""
     decode: tuple[str, ...]

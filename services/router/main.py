@@ -23,7 +23,7 @@ from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.gateway import Gateway, Sources
 from services.router.generation import Generator
 from services.router.metrics import Metrics
-from services.router.registry import Registry
+from services.router.registry import Registry, Served
 from services.router.tokenizer import Tokenizer, read_eos_ids
 from services.router.validate import ReaderSettings, RequestReader
 from services.router.worker import GrpcWorker
@@ -61,6 +61,7 @@ def build(config: RouterConfig) -> Router:
         clock=sources.monotonic,
         poll_interval_s=config.poll_interval_s,
         poll_timeout_s=config.poll_timeout_s,
+        served=Served(name=config.model.name, fingerprint=config.fingerprint) if config.fingerprint else None,
     )
     dispatcher = Dispatcher(registry, _dispatch_settings(config), clock=sources.monotonic)
     tokenizer = Tokenizer.load(config.model)
