@@ -92,10 +92,9 @@ def load_policy(option: str) -> PolicySet:
         return PolicySet()
     try:
         text = Path(option).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"policy file {option}: {error.strerror or error}; give off, auto or a TOML file"
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise ConfigError(f"policy file {option}: {cause}; give off, auto or a TOML file") from error
     return parse_policy(text, source=option)
 
 
