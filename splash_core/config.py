@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from splash_core.errors import ConfigError
-from splash_core.settings_base import COUNT, PORT, POSITIVE, Range, checked, converted, setting
+from splash_core.settings_base import (
+    COUNT,
+    PORT,
+    POSITIVE,
+    Range,
+    a_url,
+    addresses,
+    an_address,
+    checked,
+    converted,
+    setting,
+)
 from splash_core.settings_file import read_settings_file
 from splash_core.units import LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
@@ -129,13 +140,17 @@ class GroupSettings(WorkerSettings):
     )
     port: int = setting(0, "gRPC port; 0 takes a free one.", within=PORT)
     advertise: str = setting(
-        "", "HOST:PORT at which other groups reach this one; default: host (its name if any) and port."
+        "",
+        "HOST:PORT at which other groups reach this one; default: host (its name if any) and port.",
+        form=an_address,
     )
     nnodes: int = setting(
         1, "Hosts that the group's ranks are spread over; only 1 is served so far.", within=COUNT
     )
     node_rank: int = setting(0, "Which of those hosts this is; 0 runs the leader.")
-    rendezvous: str = setting("", "HOST:PORT of node 0's leader, for groups over several hosts.")
+    rendezvous: str = setting(
+        "", "HOST:PORT of node 0's leader, for groups over several hosts.", form=an_address
+    )
     parent_pid: int = setting(0, "Process that this one must not outlive; 0: none.", hidden=True)
     host_ranks: int = setting(
         0, "Ranks of all groups on this host, which share its cores and memory; 0: this group's.", hidden=True
@@ -169,8 +184,8 @@ class UpSettings(WorkerSettings):
 class RouterSettings(ModelSettings):
     """The router with its gateway (`splash router`)."""
 
-    prefill: str = setting("", "gRPC addresses of the prefill leaders, separated by commas.")
-    decode: str = setting("", "gRPC addresses of the decode leaders, separated by commas.")
+    prefill: str = setting("", "gRPC addresses of the prefill leaders, separated by commas.", form=addresses)
+    decode: str = setting("", "gRPC addresses of the decode leaders, separated by commas.", form=addresses)
     port: int = setting(8000, "Gateway port; 0 takes a free one.", within=PORT)
     admin_port: int = setting(8001, "Admin port; 0 takes a free one.", within=PORT)
     admin_host: str = setting("127.0.0.1", "Address of the admin port; others than loopback need a key.")
@@ -188,7 +203,7 @@ class RouterSettings(ModelSettings):
 class AdminSettings:
     """What client commands need to reach the admin port."""
 
-    admin: str = setting("http://127.0.0.1:8001", "URL of the admin port.")
+    admin: str = setting("http://127.0.0.1:8001", "URL of the admin port.", form=a_url)
     admin_key_file: str = setting("", "File with the admin key.")
 
 
@@ -211,7 +226,8 @@ def resolve(
         ConfigError: a value has the wrong type or is not allowed; names its source and the remedy.
     """
     environ = os.environ if environ is None else environ
-    file = _file_values(config, kind) if config is not None else {}
+    commands = (UpSettings, GroupSettings, RouterSettings, AdminSettings)
+    file = read_settings_file(config, (*commands, kind)) if config is not None else {}
     hints = typing.get_type_hints(kind)
     values: dict[str, object] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -228,21 +244,6 @@ def resolve(
             continue
         values[name] = checked(converted(value, hints[name], source), field, source)
     return kind(**values)
-
-
-def _file_values(path: Path, kind: type) -> dict[str, object]:
-    """All values of a settings file, checked: also those that a flag overrides or another command reads."""
-    fields = {
-        field.name: (field, typing.get_type_hints(owner)[field.name])
-        for owner in (UpSettings, GroupSettings, RouterSettings, AdminSettings, kind)
-        for field in dataclasses.fields(owner)
-    }
-    values: dict[str, object] = {}
-    for name, value in read_settings_file(path, known=fields).items():
-        field, hint = fields[name]
-        source = f"{name} in {path}"
-        values[name] = checked(converted(value, hint, source), field, source)
-    return values
 
 
 def admin_key(settings: AdminSettings | RouterSettings, environ: Mapping[str, str] | None = None) -> str:

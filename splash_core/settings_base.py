@@ -8,8 +8,9 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from splash_core.errors import ConfigError
 
@@ -43,6 +44,28 @@ POSITIVE = Range(above=0)
 PORT = Range(most=65535)
 
 
+def an_address(text: str) -> bool:
+    """HOST:PORT or unix:PATH"""
+    if text.startswith("unix:"):
+        return len(text) > len("unix:")
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535
+
+
+def addresses(text: str) -> bool:
+    """a list of HOST:PORT or unix:PATH, separated by commas"""
+    return all(an_address(part.strip()) for part in text.split(","))
+
+
+def a_url(text: str) -> bool:
+    """a URL such as http://127.0.0.1:8001"""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def setting(
     default: Any,
     doc: str,
@@ -52,6 +75,7 @@ def setting(
     planned: Mapping[str, str] | None = None,
     hidden: bool = False,
     within: "Range | None" = None,
+    form: "Callable[[str], bool] | None" = None,
 ) -> Any:
     """A dataclass field with what a user must know of it.
 
@@ -63,12 +87,13 @@ def setting(
         planned: values that the contract knows but this version refuses, with the remedy.
         hidden: set by Splash for its own child processes.
         within: which numbers are allowed; default: all from 0 on.
+        form: of a text that is not empty; its docstring says what it must be.
     """
     within = within or Range()
     if within.most is None and unit == "s":
         within = dataclasses.replace(within, most=_MOST_S)
     metadata = {"doc": doc, "unit": unit, "choices": choices, "planned": planned or {}, "hidden": hidden}
-    return dataclasses.field(default=default, metadata=metadata | {"within": within})
+    return dataclasses.field(default=default, metadata=metadata | {"within": within, "form": form})
 
 
 def converted(value: object, hint: object, source: str) -> object:
@@ -113,6 +138,9 @@ def checked(value: object, field: "dataclasses.Field[Any]", source: str) -> obje
     within: Range = field.metadata["within"]
     if isinstance(value, int | float) and not isinstance(value, bool) and value not in within:
         raise ConfigError(f"{source}: {value} is out of range: {within}")
+    form = field.metadata["form"]
+    if form is not None and value and not form(value):
+        raise ConfigError(f"{source}: {value!r} is not {form.__doc__}")
     choices: Choices = field.metadata["choices"]
     if choices and value not in choices:
         raise ConfigError(

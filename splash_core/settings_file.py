@@ -3,24 +3,32 @@
 Invariant: what is in the file is either known or refused; a misspelt key never looks like a default.
 """
 
+import dataclasses
 import difflib
 import tomllib
-from collections.abc import Collection
+import typing
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from splash_core.errors import ConfigError
+from splash_core.settings_base import checked, converted
 
 
-def read_settings_file(path: Path, *, known: Collection[str]) -> dict[str, object]:
-    """Values by setting name; keys may be written with dashes.
+def read_settings_file(path: Path, kinds: Sequence[type]) -> dict[str, object]:
+    """Checked values by setting name, also of those that a flag overrides; keys may be written with dashes.
 
     Args:
         path: the file.
-        known: names of the settings of all commands, which may share the file.
+        kinds: settings classes of all commands, which may share the file; of equal names the last counts.
 
     Raises:
-        ConfigError: the file cannot be read, or has a section or an unknown key.
+        ConfigError: the file cannot be read, has a section or an unknown key, or a value is not allowed.
     """
+    known = {
+        field.name: (field, typing.get_type_hints(kind)[field.name])
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+    }
     values: dict[str, object] = {}
     for key, value in _read(path).items():
         name = key.replace("-", "_")
@@ -28,7 +36,9 @@ def read_settings_file(path: Path, *, known: Collection[str]) -> dict[str, objec
             raise ConfigError(f"{path}: {_unknown(key, value, known)}")
         if name in values:
             raise ConfigError(f"{path}: {name} is given twice, with dashes and without; leave one out")
-        values[name] = value
+        field, hint = known[name]
+        source = f"{name} in {path}"
+        values[name] = checked(converted(value, hint, source), field, source)
     return values
 
 

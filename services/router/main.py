@@ -8,7 +8,6 @@ import contextlib
 import json
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.applications import Starlette
 
+from services.listening import listen
 from services.router.admin import Admin
 from services.router.admission import QueueLimits
 from services.router.config import RouterConfig
@@ -98,7 +98,12 @@ async def serve(
         on_start: called once both ports accept connections.
     """
     router = build(config)
-    listeners = [_listen(config.host, config.port), _listen(config.admin_host, config.admin_port)]
+    listeners = [
+        listen(config.host, config.port, flag="--port"),
+        listen(config.admin_host, config.admin_port, flag="--admin-port"),
+    ]
+    for listener in listeners:
+        listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
     servers = [_server(app, config) for app in (router.gateway, router.admin)]
     await router.registry.start()
     running = [
@@ -159,13 +164,6 @@ def _server(app: Starlette, config: RouterConfig) -> _Server:
             timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
         )
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=1024)
-    listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
-    return listener
 
 
 def _announce(config: RouterConfig, ports: Ports, on_start: Callable[[Ports], None] | None) -> None:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from services.router.chat_template import ChatTemplate
 from splash_core.errors import ConfigError
+from splash_core.spec.fields import read_json
 
 _HEAD_CHARS = 8
 """Of a text longer than twice this many characters a token, the first part alone is tried first."""
@@ -52,10 +53,12 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json of a checkpoint."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"{path} is missing; convert the checkpoint's tokenizer to tokenizer.json")
-        fast = FastTokenizer.from_file(str(path))
+        path = tokenizer_file(folder)
+        try:
+            fast = FastTokenizer.from_file(str(path))
+        except Exception as error:
+            # The library raises nothing more special.
+            raise ConfigError(f"{path} cannot be read: {error}") from error
         fast.no_padding()
         fast.no_truncation()
         settings = _read_json(folder / "tokenizer_config.json")
@@ -113,6 +116,18 @@ class Tokenizer:
         return piece.replace("\u2581", " ").encode()
 
 
+def tokenizer_file(folder: Path) -> Path:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing; convert the checkpoint's tokenizer to tokenizer.json")
+    return path
+
+
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
     """The token ids that end a sequence: generation_config.json's, else config.json's."""
     for name in ("generation_config.json", "config.json"):
@@ -123,7 +138,7 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _token_content(token: object) -> str | None:

@@ -140,7 +140,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     spec = ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name)
     spec.check_servable()
     dtype = _AUTO_DTYPE[settings.device] if settings.dtype == "auto" else settings.dtype
-    _check_settings(settings)
+    _check_settings(settings, checkpoint)
     arena = draw_arena(settings, spec, checkpoint, dtype)
     offered = named_layouts(settings.layouts)
     infeasible = {
@@ -181,8 +181,10 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     )
 
 
-def _check_settings(settings: GroupSettings) -> None:
+def _check_settings(settings: GroupSettings, checkpoint: Path) -> None:
     check_settings(settings)
+    if settings.engine == "torch" and not any(checkpoint.glob("*.safetensors")):
+        raise ConfigError(f"{checkpoint} has no weights; fetch them, or convert them to *.safetensors")
     if settings.nnodes != 1 or settings.node_rank != 0:
         raise ConfigError(
             f"--nnodes {settings.nnodes}: groups over several hosts need a network transport, only shm is "

@@ -18,6 +18,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.router.fake_backend import FakeBackend
+from splash_core.leader.fingerprint import checkpoint_fingerprint
 from tests.support.scripted_router import letters, write_tokenizer
 
 pytestmark = pytest.mark.e2e
@@ -48,6 +49,8 @@ def scripted_groups(folder: Path) -> Iterator[FakeBackend]:
     """Scripted groups in a thread of their own."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend = FakeBackend(letters(tokenizer), vocab=tokenizer.get_vocab_size())
+    for group in (backend.prefill, backend.decode):
+        group.abi.model = checkpoint_fingerprint(folder)
     loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
 
     async def main() -> None:
