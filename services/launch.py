@@ -3,6 +3,7 @@
 Invariant: `start` either returns with everything ready, or raises with the cause and leaves no process.
 """
 
+import contextlib
 import dataclasses
 import re
 import shutil
@@ -126,6 +127,10 @@ class Stack:
             self._await_ready(report, interrupted)
         except BaseException:
             self.stop(drain=False)
+            if not self._children and not self.settings.run_dir:
+                # Nothing has run, so there is nothing to keep.
+                with contextlib.suppress(OSError):
+                    self.run_dir.rmdir()
             raise
 
     def _checked_groups(self) -> dict[str, GroupSettings]:

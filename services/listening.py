@@ -3,6 +3,7 @@
 Invariant: an address that cannot be listened on is the operator's error, in words, never a traceback.
 """
 
+import os
 import socket
 
 from splash_core.errors import ConfigError
@@ -46,6 +47,8 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _refused(host: str, port: int, flag: str, error: Exception) -> ConfigError:
-    cause = getattr(error, "strerror", None) or error
+    # The system's own words; Python adds the address once more. Failed look-ups have numbers below zero.
+    number = getattr(error, "errno", None) or 0
+    cause = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or error
     remedy = f"choose another {flag}, or 0 for a free one, or another host" if port else "choose another host"
     return ConfigError(f"{flag} {port}: cannot listen on {host}:{port} ({cause}); {remedy}")

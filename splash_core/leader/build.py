@@ -120,13 +120,22 @@ def resolve_model(model: str) -> Path:
     """
     if not model:
         raise ConfigError("--model is required: a checkpoint folder or a fetched model's name")
-    for path in (Path(model), cache_home() / "models" / model):
-        if (path / "config.json").is_file():
-            return path.resolve()
+    found = _checkpoint_at(Path(model)) or fetched_model(model)
+    if found is not None:
+        return found
     raise ConfigError(
         f"model {model!r} is neither a folder with a config.json nor fetched; "
         f"try `splash model fetch {model}` or give the folder of a checkpoint"
     )
+
+
+def fetched_model(name: str) -> Path | None:
+    """The folder of a fetched model, if there is one of that name."""
+    return _checkpoint_at(cache_home() / "models" / name)
+
+
+def _checkpoint_at(path: Path) -> Path | None:
+    return path.resolve() if (path / "config.json").is_file() else None
 
 
 def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:

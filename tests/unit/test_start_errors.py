@@ -51,7 +51,10 @@ class Splash:
 
 def test_what_is_listened_on_is_refused_with_the_flag(taken: int) -> None:
     for call in (listen, check_free):
-        with pytest.raises(ConfigError, match=f"--admin-port {taken}: cannot listen on 127.0.0.1:{taken}"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"--admin-port {taken}: cannot listen on \S+:{taken} \(Address already in use\);",
+        ):
             call("127.0.0.1", taken, flag="--admin-port")
 
 
@@ -174,6 +177,14 @@ def test_an_interrupt_while_settings_are_checked_starts_nothing(tiny_v3: Path, t
     with pytest.raises(StartInterrupted):
         stack.start(interrupted=interrupted)
     assert stack.pids == {}
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    stack = _stack(tmp_path / "no-such", tmp_path, run_dir="")
+    with pytest.raises(ConfigError, match="no-such"):
+        stack.start()
+    assert list((tmp_path / "splash").iterdir()) == []
 
 
 def test_one_port_cannot_serve_two_things(tmp_path: Path) -> None:
