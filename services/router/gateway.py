@@ -109,7 +109,7 @@ class Gateway:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("give either prompt or messages", param="prompt")
         # Away from the event loop: a long text takes seconds.
-        ids = await asyncio.to_thread(self._tokenized, body)
+        ids = await asyncio.to_thread(self.reader.tokenized, body, max_tokens=self.config.max_tokenized)
         limits = self.registry.limits()
         return JSONResponse(
             {
@@ -186,17 +186,6 @@ class Gateway:
             on_error=lambda: self.metrics.count("splash_stream_errors_total"),
             request_id=header.answer_id,
         )
-
-    def _tokenized(self, body: TokenizeBody) -> tuple[int, ...]:
-        most = self.config.max_tokenized
-        if body.messages is not None:
-            return self.reader.chat_ids(
-                body.messages,
-                max_tokens=most,
-                add_generation_prompt=body.add_generation_prompt is not False,
-            )
-        special = body.add_special_tokens is not False
-        return self.reader.text_ids(body.prompt or "", max_tokens=most, add_special_tokens=special)
 
     def _limits(self) -> DeploymentLimits:
         limits = self.registry.limits()

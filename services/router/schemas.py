@@ -272,6 +272,8 @@ def _unserved(entry: Any) -> InvalidRequest | None:
 
 def _shown(value: object) -> str:
     """A value in a message; long ones are not even printed whole."""
+    if isinstance(value, dict) and len(value) > 80:
+        return f"an object with {len(value)} keys"
     text = repr(value[:80] if isinstance(value, str | list) else value)
     return text if len(text) <= 80 else text[:77] + "..."
 

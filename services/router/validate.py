@@ -12,7 +12,7 @@ from services.router.admission import DeploymentLimits
 from services.router.answers import ChatFormat, CompletionFormat, Echo, Format
 from services.router.events import SequenceJob
 from services.router.sampling import SamplingReader, Wanted, stop_strings
-from services.router.schemas import Body, ChatBody, CompletionBody, Message, read_generation
+from services.router.schemas import Body, ChatBody, CompletionBody, Message, TokenizeBody, read_generation
 from services.router.sequence import TextRules
 from services.router.tokenizer import TextTooLong, Tokenizer
 from splash_core.errors import ContextTooLong, InvalidRequest, NotFound
@@ -125,6 +125,24 @@ class RequestReader:
         """Token ids of a prompt's text; `ContextTooLong` if far too many."""
         return self._encode(text, "prompt", max_tokens=max_tokens, add_special_tokens=add_special_tokens)
 
+    def tokenized(self, body: TokenizeBody, *, max_tokens: int) -> tuple[int, ...]:
+        """Token ids of a text or of a conversation; `ContextTooLong` if there are more than `max_tokens`."""
+        if body.messages is not None:
+            generation = body.add_generation_prompt is not False
+            param, ids = (
+                "messages",
+                self.chat_ids(body.messages, max_tokens=max_tokens, add_generation_prompt=generation),
+            )
+        else:
+            special = body.add_special_tokens is not False
+            param, ids = (
+                "prompt",
+                self.text_ids(body.prompt or "", max_tokens=max_tokens, add_special_tokens=special),
+            )
+        if len(ids) > max_tokens:
+            raise _beyond(max_tokens, param, f"{len(ids)} tokens")
+        return ids
+
     def check_ids(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         """Token ids from a client: each in the vocabulary."""
         return self._sampling.check_ids(ids, param)
@@ -135,11 +153,8 @@ class RequestReader:
                 text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
             )
         except TextTooLong as error:
-            raise ContextTooLong(
-                f"At most {max_tokens} tokens are taken here. However, the {param} has {len(text)} "
-                f"characters, which are {error.at_least} tokens or more. "
-                f"Please reduce the length of the {param}.",
-                param=param,
+            raise _beyond(
+                max_tokens, param, f"{len(text)} characters, {error.at_least} tokens or more"
             ) from None
         return tuple(ids)
 
@@ -239,6 +254,14 @@ class RequestReader:
             _COMPLETION_TOKENS if wanted.prompt_field == "prompt" else None,
         ]
         return min([room, *(cap for cap in caps if cap is not None)])
+
+
+def _beyond(max_tokens: int, param: str, found: str) -> ContextTooLong:
+    return ContextTooLong(
+        f"At most {max_tokens} tokens are taken here. However, the {param} has {found}. "
+        f"Please reduce the length of the {param}.",
+        param=param,
+    )
 
 
 def _is_ids(prompt: Sequence[object]) -> bool:

@@ -54,6 +54,8 @@ IDS = [5] * 100_000
         ("/v1/completions", {"prompt": [[1], IDS]}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
         ("/tokenize", {"prompt": LONG * 3}, "prompt"),
+        ("/tokenize", {"prompt": "x" * 3000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": LONG * 3}]}, "messages"),
     ],
 )
