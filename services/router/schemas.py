@@ -6,7 +6,7 @@ Invariant: no field is ignored unless ignoring it cannot change the answer; null
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, PlainValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from splash_core.errors import InvalidRequest
@@ -171,6 +171,10 @@ class DetokenizeBody(Strict):
     skip_special_tokens: bool | None = None
 
 
+Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
+"""Longer times overflow what waits for them."""
+
+
 class LayoutBody(Strict):
     """`POST /admin/layout`."""
 
@@ -178,7 +182,7 @@ class LayoutBody(Strict):
     group: str | None = None
     layout: str
     mode: str | None = None
-    hold_s: float | None = None
+    hold_s: Seconds | None = None
 
 
 class PinBody(Strict):
@@ -192,7 +196,7 @@ class PinBody(Strict):
 class DrainBody(Strict):
     """`POST /admin/drain`."""
 
-    deadline_s: float | None = None
+    deadline_s: Seconds | None = None
 
 
 def read_generation(kind: type[M], body: Mapping[str, Any]) -> M:
