@@ -13,7 +13,7 @@ import httpx
 from rich.console import Console
 
 from splash_core.config import AdminSettings, admin_key, resolve
-from splash_core.errors import Infeasible, InvalidRequest, SplashError, Unavailable
+from splash_core.errors import ConfigError, Infeasible, InvalidRequest, SplashError, Unavailable
 
 _SWITCH_TIMEOUT_S = 120.0
 
@@ -49,27 +49,42 @@ class AdminClient:
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         try:
             response = self._http.request(method, path, json=body)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{self._url} is no URL ({error}); set --admin or SPLASH_ADMIN") from error
         except httpx.HTTPError as error:
             raise Unavailable(
                 f"nothing answers at {self._url} ({error}); is `splash up` running? "
                 "Set --admin or SPLASH_ADMIN to the admin URL that it printed"
             ) from error
-        if response.is_success:
+        if not response.is_success:
+            raise self._error_of(response)
+        try:
             return response.json()
-        raise _error_of(response)
+        except ValueError:
+            raise self._not_admin() from None
+
+    def _not_admin(self) -> ConfigError:
+        return ConfigError(
+            f"{self._url} answers, but is no admin port; set --admin or SPLASH_ADMIN to the admin URL that "
+            "`splash up` printed, not the gateway's"
+        )
+
+    def _error_of(self, response: httpx.Response) -> SplashError:
+        try:
+            error = response.json()["error"]
+            message, code = error["message"], error.get("code")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return self._not_admin()
+        return self._not_admin() if code == "unknown_url" else _meant(response.status_code, message)
 
 
-def _error_of(response: httpx.Response) -> SplashError:
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = response.text[:500]
-    text = f"{message} (HTTP {response.status_code})"
-    if response.status_code == 409:
+def _meant(status: int, message: str) -> SplashError:
+    text = f"{message} (HTTP {status})"
+    if status == 409:
         return Infeasible(text)
-    if response.status_code in (400, 404, 422):
+    if status in (400, 404, 422):
         return InvalidRequest(text)
-    if response.status_code == 401:
+    if status == 401:
         return InvalidRequest(f"{text}; set SPLASH_ADMIN_KEY or --admin-key-file")
     return Unavailable(text)
 

@@ -69,5 +69,14 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except SplashError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _tell(console, str(error))
         raise SystemExit(exit_code(error)) from None
+    except OSError as error:
+        # A file or an address that this host refuses; the places that know a remedy have named it before.
+        place = f"{error.filename}: " if error.filename else ""
+        _tell(console, f"{place}{error.strerror or error}")
+        raise SystemExit(1) from None
+
+
+def _tell(console: Console, text: str) -> None:
+    console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)

@@ -3,28 +3,31 @@
 Invariant: `start` either returns with everything ready, or raises with the cause and leaves no process.
 """
 
+import contextlib
 import dataclasses
-import os
+import re
 import shutil
-import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
 import httpx
 
 from services.children import Child, Death
+from services.exit_codes import exit_code
+from services.listening import check_free, free_port, url_of
+from services.router.tokenizer import tokenizer_file
+from services.run_folders import run_folder
 from splash_core.config import (
     GroupSettings,
     RouterSettings,
     UpSettings,
-    state_home,
 )
-from splash_core.errors import ConfigError, GroupFailed, Unavailable
-from splash_core.leader.build import draw_blueprint
+from splash_core.errors import ConfigError, GroupFailed, Infeasible, SplashError, Unavailable
+from splash_core.leader.build import draw_blueprint, resolve_model
 from splash_core.policy.snapshot import Phase
 from splash_core.settings_base import as_flags, shared_fields
 from splash_core.transport.reach import check_reach
@@ -42,6 +45,11 @@ class StackFailed(GroupFailed):
         super().__init__(f"{death}; logs are in {run_dir}")
         self.death = death
 
+    @property
+    def refused(self) -> bool:
+        """True when the process would not start with its settings, and told why."""
+        return self.death.code in (exit_code(ConfigError()), exit_code(Infeasible("")))
+
 
 class StartInterrupted(Exception):
     """The caller gave up waiting for the start."""
@@ -49,29 +57,6 @@ class StartInterrupted(Exception):
 
 Progress = Callable[[str, str, float], None]
 """Called with (process, state, fraction done) while everything starts."""
-
-
-def new_run_dir() -> Path:
-    """A new folder under the state home for one run's logs and sockets; only its user may enter."""
-    base = state_home()
-    base.mkdir(parents=True, exist_ok=True)
-    path = base / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    attempt = 0
-    while True:
-        candidate = path if attempt == 0 else path.with_name(f"{path.name}-{attempt}")
-        try:
-            candidate.mkdir(mode=0o700)
-        except FileExistsError:
-            attempt += 1
-        else:
-            return candidate
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 class Stack:
@@ -82,11 +67,14 @@ class Stack:
     """
 
     def __init__(self, settings: UpSettings) -> None:
-        port = settings.port or free_port(settings.host)
-        admin_port = settings.admin_port or free_port()
+        if settings.port and settings.port == settings.admin_port:
+            raise ConfigError(
+                f"--port and --admin-port are both {settings.port}; choose another for one of them"
+            )
+        port = settings.port or free_port(settings.host, taken=settings.admin_port)
+        admin_port = settings.admin_port or free_port(flag="--admin-port", taken=port)
         self.settings = dataclasses.replace(settings, port=port, admin_port=admin_port)
-        self.run_dir = Path(settings.run_dir) if settings.run_dir else new_run_dir()
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.run_dir = run_folder(settings.run_dir)
         self._own_sockets = len(str(self.run_dir)) > _MAX_FOLDER
         self._socket_dir = (
             Path(tempfile.mkdtemp(prefix="splash-")) if self._own_sockets else self.run_dir / "sockets"
@@ -96,7 +84,7 @@ class Stack:
     @property
     def url(self) -> str:
         """Base URL of the gateway."""
-        return f"http://{self.settings.host}:{self.settings.port}"
+        return url_of(self.settings.host, self.settings.port)
 
     @property
     def admin_url(self) -> str:
@@ -131,27 +119,44 @@ class Stack:
         """
         report = progress or _ignore
         try:
-            self._launch(report)
-            self._await_ready(report, interrupted or threading.Event())
+            groups = self._checked_groups()
+            interrupted = interrupted or threading.Event()
+            if interrupted.is_set():
+                raise StartInterrupted
+            self._launch(groups, report)
+            self._await_ready(report, interrupted)
         except BaseException:
             self.stop(drain=False)
+            if not self._children and not self.settings.run_dir:
+                # Nothing has run, so there is nothing to keep.
+                with contextlib.suppress(OSError):
+                    self.run_dir.rmdir()
             raise
 
-    def _launch(self, report: Progress) -> None:
+    def _checked_groups(self) -> dict[str, GroupSettings]:
+        """The groups' settings; what cannot work is said here, by this process, before anything is started.
+
+        Sizes taken from free memory are fixed here too: a group that starts later would find less.
+        """
         settings = self.settings
         check_reach(settings.device, settings.transport)
+        tokenizer_file(resolve_model(settings.model))
         groups = {
             PREFILL: self._group(PREFILL, settings.prefill_ranks, settings.prefill_layout),
             DECODE: self._group(DECODE, settings.decode_ranks, settings.decode_layout),
         }
         for name, phase in ((PREFILL, Phase.PREFILL), (DECODE, Phase.DECODE)):
-            # What cannot work is said here, by this process, before anything is started. Sizes taken from
-            # free memory are fixed here too: a group that starts later would find less.
-            arena = draw_blueprint(groups[name], phase).arena
+            try:
+                arena = draw_blueprint(groups[name], phase).arena
+            except SplashError as error:
+                raise _named_by(phase, error) from error
             kv_bytes = len(arena.ordinary) * arena.slot_bytes
             groups[name] = dataclasses.replace(groups[name], kv_bytes=kv_bytes)
-        _check_free(settings.host, settings.port, "--port")
-        _check_free("127.0.0.1", settings.admin_port, "--admin-port")
+        check_free(settings.host, settings.port, flag="--port")
+        check_free("127.0.0.1", settings.admin_port, flag="--admin-port")
+        return groups
+
+    def _launch(self, groups: Mapping[str, GroupSettings], report: Progress) -> None:
         own = {"prefill": self._listen(PREFILL), "decode": self._listen(DECODE)}
         router = RouterSettings(**self._shared(RouterSettings) | own)  # type: ignore[arg-type]
         self._socket_dir.mkdir(mode=0o700, exist_ok=True)
@@ -250,16 +255,10 @@ class Stack:
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 
 
-def _check_free(host: str, port: int, flag: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"{flag} {port}: cannot listen on {host}:{port} ({error.strerror}); "
-                f"choose another {flag}, or 0 for a free one"
-            ) from error
+def _named_by(phase: Phase, error: SplashError) -> SplashError:
+    """An error of one group's settings, with the names that `splash up` has for them."""
+    text = re.sub(r"--(ranks|layout)(?![\w-])", rf"--{phase.value}-\1", str(error))
+    return type(error)(text) if text != str(error) else error
 
 
 def _ignore(process: str, state: str, done: float) -> None:

@@ -1,10 +1,9 @@
 """What all service commands do before they serve: a run folder, logs, and the tie to a parent."""
 
 import dataclasses
-from pathlib import Path
 from typing import TypeVar
 
-from services.launch import new_run_dir
+from services.run_folders import run_folder
 from splash_core.config import GroupSettings, RouterSettings
 from splash_core.obs import logging as logs
 from splash_core.obs.lifeline import die_with_parent
@@ -19,6 +18,6 @@ def prepare(settings: S, name: str) -> S:
     """
     if settings.parent_pid:
         die_with_parent(settings.parent_pid)
-    run_dir = Path(settings.run_dir) if settings.run_dir else new_run_dir()
+    run_dir = run_folder(settings.run_dir)
     logs.configure(name, run_dir=run_dir, log_format=settings.log_format, to_stderr=not settings.parent_pid)
     return dataclasses.replace(settings, run_dir=str(run_dir))

@@ -6,7 +6,6 @@ Invariant: a settings object is complete and checked when it exists, and nobody 
 
 import dataclasses
 import os
-import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from splash_core.errors import ConfigError
-from splash_core.settings_base import checked, converted, setting
+from splash_core.settings_base import (
+    COUNT,
+    PORT,
+    POSITIVE,
+    Range,
+    a_url,
+    addresses,
+    an_address,
+    checked,
+    converted,
+    setting,
+)
+from splash_core.settings_file import read_settings_file
 from splash_core.units import LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
 S = TypeVar("S")
@@ -49,7 +60,9 @@ class WorkerSettings(ModelSettings):
     policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
     device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
     gpu: str = setting("h200", "Which GPU cuda is: its figures size the pool and predict step times.")
-    memory_fraction: float = setting(0.85, "Part of a GPU's memory that its rank may use.")
+    memory_fraction: float = setting(
+        0.85, "Part of a GPU's memory that its rank may use.", within=Range(above=0, most=1)
+    )
     layouts: str = setting(
         ",".join(STANDARD_LAYOUTS),
         f"Layouts that a group may run, separated by commas; of {', '.join(LAYOUTS)}.",
@@ -59,23 +72,31 @@ class WorkerSettings(ModelSettings):
         "Arithmetic and KV type; auto is fp32 on CPU, bf16 on cuda.",
         choices=("auto", "fp32", "fp64", "bf16"),
     )
-    page_size: int = setting(64, "Size of a KV page.", unit="tokens")
+    page_size: int = setting(64, "Size of a KV page.", unit="tokens", within=COUNT)
     kv_bytes: int = setting(
-        0, "KV room of a rank in every layout, beside its weights; 0: from free memory.", unit="bytes"
+        0,
+        "KV room of a rank in every layout, beside its weights; 0: from free memory. It may exceed what is "
+        "free, not what the host (or GPU) has, shared among its ranks.",
+        unit="bytes",
     )
     max_model_len: int = setting(
         0, "Longest prompt plus output; 0: what model and pool allow.", unit="tokens"
     )
-    chunk_tokens: int = setting(512, "Most prompt tokens in one step.", unit="tokens")
-    max_running: int = setting(64, "Most sequences that run at once in a group.")
+    chunk_tokens: int = setting(512, "Most prompt tokens in one step.", unit="tokens", within=COUNT)
+    max_running: int = setting(64, "Most sequences that run at once in a group.", within=COUNT)
     admission_overcommit: float = setting(
         1.0,
         "KV tokens that a decode group admits per token of its pool, where a request counts with all output "
         "that it allows; above 1 more requests run at once, and some may have to be computed again.",
+        within=COUNT,
     )
-    staging_bytes: int = setting(STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes")
+    staging_bytes: int = setting(
+        STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes", within=COUNT
+    )
     transfer_max_ctas: int = setting(
-        TRANSFER_CTAS, "GPU thread blocks that transfers take: more are faster and slow what runs beside."
+        TRANSFER_CTAS,
+        "GPU thread blocks that transfers take: more are faster and slow what runs beside.",
+        within=COUNT,
     )
     switch_layers_ahead: int = setting(
         LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes (cuda)."
@@ -84,14 +105,23 @@ class WorkerSettings(ModelSettings):
         STAGING_BYTES,
         "Most that a rank receives in each ordinary step while a switch copies ahead (mode precopied).",
         unit="bytes",
+        within=COUNT,
     )
-    queue_requests: int = setting(256, "Most requests that wait in a group before new ones get 429.")
-    queue_tokens: int = setting(1 << 20, "Most prompt tokens that wait in a group.", unit="tokens")
+    queue_requests: int = setting(
+        256, "Most requests that wait in a group before new ones get 429.", within=COUNT
+    )
+    queue_tokens: int = setting(
+        1 << 20, "Most prompt tokens that wait in a group.", unit="tokens", within=COUNT
+    )
     start_timeout_s: float = setting(
-        600.0, "A group that is not ready by then ends with the cause.", unit="s"
+        600.0, "A group that is not ready by then ends with the cause.", unit="s", within=POSITIVE
     )
-    step_timeout_s: float = setting(60.0, "A rank that misses this deadline ends its group.", unit="s")
-    push_timeout_s: float = setting(30.0, "Longest time to push one request's pages.", unit="s")
+    step_timeout_s: float = setting(
+        60.0, "A rank that misses this deadline ends its group.", unit="s", within=POSITIVE
+    )
+    push_timeout_s: float = setting(
+        30.0, "Longest time to push one request's pages.", unit="s", within=POSITIVE
+    )
     drain_timeout_s: float = setting(30.0, "Longest time to finish running requests at exit.", unit="s")
     engine: str = setting(
         "torch", "What computes; fake needs no weights.", choices=("torch", "fake"), hidden=True
@@ -104,17 +134,23 @@ class GroupSettings(WorkerSettings):
     """One worker group: `splash prefill` or `splash decode`."""
 
     group: str = setting("", "Name of the group; default: its phase and -0.")
-    ranks: int = setting(2, "Ranks of the group, over all its nodes.")
+    ranks: int = setting(2, "Ranks of the group, over all its nodes.", within=COUNT)
     layout: str = setting(
         "", "Layout at start; default TP for prefill, DP for decode.", choices=("", *LAYOUTS)
     )
-    port: int = setting(0, "gRPC port; 0 takes a free one.")
+    port: int = setting(0, "gRPC port; 0 takes a free one.", within=PORT)
     advertise: str = setting(
-        "", "HOST:PORT at which other groups reach this one; default: host (its name if any) and port."
+        "",
+        "HOST:PORT at which other groups reach this one; default: host (its name if any) and port.",
+        form=an_address,
     )
-    nnodes: int = setting(1, "Hosts that the group's ranks are spread over; only 1 is served so far.")
+    nnodes: int = setting(
+        1, "Hosts that the group's ranks are spread over; only 1 is served so far.", within=COUNT
+    )
     node_rank: int = setting(0, "Which of those hosts this is; 0 runs the leader.")
-    rendezvous: str = setting("", "HOST:PORT of node 0's leader, for groups over several hosts.")
+    rendezvous: str = setting(
+        "", "HOST:PORT of node 0's leader, for groups over several hosts.", form=an_address
+    )
     parent_pid: int = setting(0, "Process that this one must not outlive; 0: none.", hidden=True)
     host_ranks: int = setting(
         0, "Ranks of all groups on this host, which share its cores and memory; 0: this group's.", hidden=True
@@ -127,16 +163,16 @@ class GroupSettings(WorkerSettings):
 class UpSettings(WorkerSettings):
     """One host: router with gateway, one prefill group, one decode group (`splash up`)."""
 
-    prefill_ranks: int = setting(2, "Ranks of the prefill group.")
-    decode_ranks: int = setting(2, "Ranks of the decode group.")
+    prefill_ranks: int = setting(2, "Ranks of the prefill group.", within=COUNT)
+    decode_ranks: int = setting(2, "Ranks of the decode group.", within=COUNT)
     prefill_layout: str = setting(
         "", "Layout of the prefill group at start; default TP, or what is feasible.", choices=("", *LAYOUTS)
     )
     decode_layout: str = setting(
         "", "Layout of the decode group at start; default DP.", choices=("", *LAYOUTS)
     )
-    port: int = setting(8000, "Gateway port; 0 takes a free one.")
-    admin_port: int = setting(8001, "Admin port; 0 takes a free one.")
+    port: int = setting(8000, "Gateway port; 0 takes a free one.", within=PORT)
+    admin_port: int = setting(8001, "Admin port; 0 takes a free one.", within=PORT)
     admin_key_file: str = setting("", "File with the admin key; without a key admin is loopback only.")
     api_key_file: str = setting("", "File with the key that gateway requests must carry; default: none.")
     registry: str = setting(
@@ -148,10 +184,10 @@ class UpSettings(WorkerSettings):
 class RouterSettings(ModelSettings):
     """The router with its gateway (`splash router`)."""
 
-    prefill: str = setting("", "gRPC addresses of the prefill leaders, separated by commas.")
-    decode: str = setting("", "gRPC addresses of the decode leaders, separated by commas.")
-    port: int = setting(8000, "Gateway port; 0 takes a free one.")
-    admin_port: int = setting(8001, "Admin port; 0 takes a free one.")
+    prefill: str = setting("", "gRPC addresses of the prefill leaders, separated by commas.", form=addresses)
+    decode: str = setting("", "gRPC addresses of the decode leaders, separated by commas.", form=addresses)
+    port: int = setting(8000, "Gateway port; 0 takes a free one.", within=PORT)
+    admin_port: int = setting(8001, "Admin port; 0 takes a free one.", within=PORT)
     admin_host: str = setting("127.0.0.1", "Address of the admin port; others than loopback need a key.")
     admin_key_file: str = setting("", "File with the admin key; without a key admin is loopback only.")
     api_key_file: str = setting("", "File with the key that gateway requests must carry; default: none.")
@@ -167,7 +203,7 @@ class RouterSettings(ModelSettings):
 class AdminSettings:
     """What client commands need to reach the admin port."""
 
-    admin: str = setting("http://127.0.0.1:8001", "URL of the admin port.")
+    admin: str = setting("http://127.0.0.1:8001", "URL of the admin port.", form=a_url)
     admin_key_file: str = setting("", "File with the admin key.")
 
 
@@ -183,14 +219,15 @@ def resolve(
     Args:
         kind: the settings class.
         flags: values from the command line; None means "not given".
-        config: TOML file with field names as keys (keys of other commands are allowed and ignored).
+        config: TOML file with field names as keys; those of other commands are allowed.
         environ: the environment; default: this process's.
 
     Raises:
         ConfigError: a value has the wrong type or is not allowed; names its source and the remedy.
     """
     environ = os.environ if environ is None else environ
-    file = _read_toml(config) if config is not None else {}
+    commands = (UpSettings, GroupSettings, RouterSettings, AdminSettings)
+    file = read_settings_file(config, (*commands, kind)) if config is not None else {}
     hints = typing.get_type_hints(kind)
     values: dict[str, object] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -201,40 +238,12 @@ def resolve(
         elif environ.get(variable, "") != "" and not field.metadata["hidden"]:
             value, source = environ[variable], variable
         elif name in file:
-            value, source = file[name], f"{name} in {config}"
+            values[name] = file[name]
+            continue
         else:
             continue
         values[name] = checked(converted(value, hints[name], source), field, source)
     return kind(**values)
-
-
-def _read_toml(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as file:
-            raw = tomllib.load(file)
-    except FileNotFoundError:
-        raise ConfigError(f"settings file {path} does not exist; check --config") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"settings file {path} is not valid TOML: {error}") from None
-    return {key.replace("-", "_"): value for key, value in raw.items()}
-
-
-def reference(*kinds: type) -> str:
-    """A Markdown table of all settings with unit and default: the reference page's body."""
-    lines = ["| setting | flag | environment | default | unit | meaning |", "|---|---|---|---|---|---|"]
-    seen: set[str] = set()
-    for field in (field for kind in kinds for field in dataclasses.fields(kind)):
-        if field.name in seen or field.metadata["hidden"]:
-            continue
-        seen.add(field.name)
-        doc = field.metadata["doc"]
-        choices = [choice for choice in field.metadata["choices"] if choice]
-        doc += f" One of: {', '.join(choices)}." if choices else ""
-        flag = f"`--{field.name.replace('_', '-')}`"
-        default = "" if field.default in ("", dataclasses.MISSING) else f"`{field.default}`"
-        variable = f"`SPLASH_{field.name.upper()}`"
-        lines.append(f"| {field.name} | {flag} | {variable} | {default} | {field.metadata['unit']} | {doc} |")
-    return "\n".join(lines) + "\n"
 
 
 def admin_key(settings: AdminSettings | RouterSettings, environ: Mapping[str, str] | None = None) -> str:
@@ -255,8 +264,8 @@ def _key(variable: str, file: str, environ: Mapping[str, str] | None) -> str:
         return ""
     try:
         return Path(file).read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"key file {file}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"key file {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def state_home(environ: Mapping[str, str] | None = None) -> Path:

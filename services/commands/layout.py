@@ -1,5 +1,6 @@
 """`splash layout`: see and steer layouts through the admin port."""
 
+import math
 from typing import Annotated
 
 import typer
@@ -24,6 +25,13 @@ def split_target(target: str) -> dict[str, str]:
     if phase not in ("prefill", "decode"):
         raise typer.BadParameter(f"{phase!r} is not a phase; use prefill or decode")
     return {"phase": phase, **({"group": group} if group else {})}
+
+
+def _seconds(value: float | None) -> float | None:
+    # NaN compares false with everything, hence the form of the condition.
+    if value is not None and not 0 <= value < math.inf:
+        raise typer.BadParameter(f"{value} is not a number of seconds; 0 or more is")
+    return value
 
 
 def _steer(client: AdminClient, target: str, *, as_json: bool, **fields: object) -> None:
@@ -74,7 +82,10 @@ def set_layout(
     ] = None,
     hold_s: Annotated[
         float | None,
-        typer.Option(help="Seconds that the policy stays off afterwards; default: the policy's hold_s."),
+        typer.Option(
+            help="Seconds that the policy stays off afterwards; default: the policy's hold_s.",
+            callback=_seconds,
+        ),
     ] = None,
     admin: Admin = None,
     admin_key_file: KeyFile = None,
@@ -123,7 +134,7 @@ def unpin(target: Target, admin: Admin = None, admin_key_file: KeyFile = None, j
 
 @app.command("explain")
 def explain(
-    last: Annotated[int, typer.Option(help="How many records.")] = 5,
+    last: Annotated[int, typer.Option(min=1, help="How many records.")] = 5,
     admin: Admin = None,
     admin_key_file: KeyFile = None,
     json: Json = False,

@@ -11,7 +11,7 @@ from services.commands.layout import Json
 from services.progress import progress_console, stages
 from splash_core.checkpoints.cache import DEMO_MODEL, ModelCache
 from splash_core.config import cache_home
-from splash_core.errors import InvalidRequest
+from splash_core.errors import ConfigError, InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, help="Fetch demo weights, or make a tiny random checkpoint.")
 
@@ -68,6 +68,10 @@ def tiny(
 
     Example: `splash model tiny /tmp/tiny --family v3 --seed 1`
     """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(
+            f"{out} exists already and is not an empty folder; name another, or delete it first"
+        )
     from splash_core.checkpoints.tiny import write_tiny
 
     emit_model(write_tiny(out, family=family, seed=seed), as_json=as_json)

@@ -8,11 +8,13 @@ from rich.console import Console, Group
 
 from services.admin_client import emit
 from services.commands.plan_tables import report_tables
+from splash_core.checkpoints.cache import DEMO_MODEL
 from splash_core.cost.footprint import Deployment
-from splash_core.cost.precision import named_precision
+from splash_core.cost.precision import PRECISIONS, named_precision
 from splash_core.errors import ConfigError
 from splash_core.layout.catalog import named_layouts
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
+from splash_core.leader.build import fetched_model
 from splash_core.policy.plan import build_plan
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.fields import read_json
@@ -24,7 +26,9 @@ app = typer.Typer()
 _CHUNK_ROWS_PER_RANK = 2048
 STANDARD = ",".join(STANDARD_LAYOUTS)
 
-Model = Annotated[str, typer.Option("--model", help="A known model's name, a config.json, or its directory.")]
+Model = Annotated[
+    str, typer.Option("--model", help="A known or fetched model's name, a config.json, or its directory.")
+]
 Gpu = Annotated[str, typer.Option("--gpu", help="h200, h100, h20, b200 or cpu.")]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of the group.")]
 Fraction = Annotated[float, typer.Option("--fraction", help="Part of device memory to use.")]
@@ -64,7 +68,7 @@ def plan_command(
         spec,
         device,
         Deployment(
-            precision=named_precision(_dtype(dtype, spec, device)),
+            precision=named_precision(_dtype(dtype.lower(), spec, device)),
             num_ranks=ranks,
             memory_bytes=device.memory_bytes,
             fraction=fraction,
@@ -81,7 +85,7 @@ def plan_command(
 
 
 def load_spec(model: str) -> ModelSpec:
-    """The spec of a config.json, of a directory that holds one, or of a known model.
+    """The spec of a config.json, of a directory that holds one, of a known model, or of a fetched one.
 
     Raises:
         ConfigError: none of them; lists the known names.
@@ -90,11 +94,18 @@ def load_spec(model: str) -> ModelSpec:
     if path.is_dir():
         return ModelSpec.from_checkpoint(path)
     if path.is_file():
-        return ModelSpec.from_hf(read_json(path), name=path.resolve().parent.name)
+        return ModelSpec.from_hf(read_json(path), name=path.resolve().parent.name, where=str(path))
+    fetched = fetched_model(model)
+    if fetched is not None:
+        return ModelSpec.from_checkpoint(fetched, name=fetched.name)
+    if model == DEMO_MODEL:
+        raise ConfigError(f"model {model} is not fetched; run `splash model fetch {model}` first")
     return named_spec(model)
 
 
 def _dtype(dtype: str, spec: ModelSpec, gpu: GpuSpec) -> str:
+    if dtype not in (*PRECISIONS, "auto"):
+        raise ConfigError(f"--dtype {dtype!r} is not known; name one of auto, {', '.join(PRECISIONS)}")
     if dtype != "auto":
         return dtype
     if "bf16" in gpu.flops and "fp32" not in gpu.flops:

@@ -2,15 +2,17 @@
 
 import os
 import signal
-from pathlib import Path
 
 import typer
 
 from services.options import settings_command
 from services.router.config import RouterConfig
 from services.router.main import run
+from services.run_folders import run_folder
 from splash_core.config import RouterSettings, admin_key, api_key
+from splash_core.errors import ConfigError
 from splash_core.leader.build import resolve_model
+from splash_core.leader.fingerprint import checkpoint_fingerprint
 from splash_core.obs.lifeline import die_with_parent
 from splash_core.obs.logging import configure
 
@@ -26,7 +28,10 @@ def router(settings: RouterSettings, as_json: bool) -> int:
     del as_json
     if settings.parent_pid:
         die_with_parent(settings.parent_pid, death_signal=signal.SIGKILL)
-    run_dir = Path(settings.run_dir) if settings.run_dir else None
+    for phase, addresses in (("prefill", settings.prefill), ("decode", settings.decode)):
+        if not _addresses(addresses):
+            raise ConfigError(f"--{phase} is required: HOST:PORT of each {phase} group, separated by commas")
+    run_dir = run_folder(settings.run_dir) if settings.run_dir else None
     configure("router", run_dir=run_dir, log_format=settings.log_format, to_stderr=run_dir is None)
     return run(router_config(settings))
 
@@ -36,6 +41,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
     model = resolve_model(settings.model)
     return RouterConfig(
         model=model,
+        fingerprint=checkpoint_fingerprint(model),
         prefill=_addresses(settings.prefill),
         decode=_addresses(settings.decode),
         served_names=(settings.served_model_name or os.path.basename(settings.model.rstrip("/")),),

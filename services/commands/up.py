@@ -22,7 +22,7 @@ _CHECK_S = 0.1
 
 @settings_command(app, "up", UpSettings)
 def up(settings: UpSettings, as_json: bool) -> int:
-    """Start everything on this host; Ctrl-C drains and exits 0, a second Ctrl-C ends at once.
+    """Start everything on this host; Ctrl-C drains, a second Ctrl-C ends at once; both exit 0.
 
     Prints the URL when ready. If any process dies, says which and why, ends the rest and exits 1.
 
@@ -51,7 +51,7 @@ def up(settings: UpSettings, as_json: bool) -> int:
     except SplashError as error:
         stack.stop(drain=False)
         _tell(error, console)
-        return exit_code(error)
+        return error.death.code if isinstance(error, StackFailed) and error.refused else exit_code(error)
     console.print("draining …")
     stack.stop(drain=True, hurry=hurry)
     return 0
@@ -59,7 +59,8 @@ def up(settings: UpSettings, as_json: bool) -> int:
 
 def _tell(error: SplashError, console: Console) -> None:
     console.print(f"error: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
-    lines = error.death.lines[-8:] if isinstance(error, StackFailed) else ()
+    # A child that refused its settings has said all in the error itself.
+    lines = error.death.lines[-8:] if isinstance(error, StackFailed) and not error.refused else ()
     for line in lines:
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 

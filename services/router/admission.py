@@ -63,6 +63,11 @@ class DeploymentLimits:
         """The longest prompt plus output of all pairs."""
         return max(limits.max_model_len for limits in self.pairs)
 
+    @property
+    def max_prompt(self) -> int:
+        """No prompt with more tokens can be served, or scored, by any group."""
+        return max(self.max_scored, *(limits.max_prompt for limits in self.pairs))
+
     def of_prompt(self, prompt_tokens: int) -> Limits:
         """The longest context among the pairs that hold the prompt; if none does, the longest prompt."""
         holding = [limits for limits in self.pairs if prompt_tokens <= limits.max_prompt]

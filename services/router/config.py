@@ -18,6 +18,8 @@ class RouterConfig:
 
     model: Path
     """Checkpoint folder: its tokenizer, chat template, config.json and generation_config.json are read."""
+    fingerprint: str = ""
+    """Of that checkpoint: groups with another one are not asked; empty: not compared."""
     prefill: tuple[str, ...]
     """gRPC addresses (`host:port` or `unix:path`) of the prefill leaders."""
     decode: tuple[str, ...]
@@ -36,8 +38,11 @@ class RouterConfig:
     """If set, gateway requests need `Authorization: Bearer KEY`."""
     admin_key: str | None = None
     """If set, admin requests need `Authorization: Bearer KEY`."""
-    max_body_bytes: int = 32 << 20
-    """Largest request body, bytes; larger ones answer 413."""
+    max_body_bytes: int = 8 << 20
+    """Largest request body, bytes; larger ones answer 413. Parsing holds the event loop: 0.2 s at most here,
+    and the longest contexts served have 1 MiB of text."""
+    max_tokenized: int = 1 << 19
+    """Most tokens of one call of `/tokenize` or `/detokenize`."""
     max_choices: int = 128
     """Most sequences of one request: prompts times `n`."""
     max_logprobs: int = 20
@@ -78,7 +83,13 @@ class RouterConfig:
                 f"the admin port may not listen on {self.admin_host} without a key; "
                 "set an admin key or use loopback"
             )
-        for name in ("max_body_bytes", "max_choices", "max_queued_requests", "max_queued_tokens"):
+        for name in (
+            "max_body_bytes",
+            "max_choices",
+            "max_tokenized",
+            "max_queued_requests",
+            "max_queued_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 

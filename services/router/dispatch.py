@@ -50,7 +50,7 @@ class Dispatcher:
         self.registry = registry
         self.timelines: deque[Timeline] = deque(maxlen=_KEPT_TIMELINES)
         self.leaving = False
-        """Unready, but what still comes is served: between SIGTERM and the closing of the port."""
+        """Unready, but what still comes is served: for a moment after SIGTERM."""
         self.draining = False
         """New requests are refused."""
         self._settings = settings

@@ -16,6 +16,9 @@ from splash_core.errors import (
     Unavailable,
 )
 
+_MAX_MESSAGE, _MAX_PARAM = 1000, 200
+"""Characters of what an error tells: a message may quote what the client sent, which has no limit."""
+
 
 class Unauthorized(SplashError):
     """The key is missing or wrong."""
@@ -59,14 +62,30 @@ def error_object(error: SplashError) -> dict[str, Any]:
     """The body of an error answer, also sent inside a stream that has begun."""
     kind, code = "server_error", "internal_error"
     if isinstance(error, UnknownUrl):
-        kind, code = "invalid_request_error", "unknown_url"
+        kind = "invalid_request_error"
+        code = "method_not_allowed" if error.status == 405 else "unknown_url"
     for known, _, known_kind, known_code in _STATUS:
         if isinstance(error, known):
             kind = known_kind
             code = error.code if isinstance(error, InvalidRequest) else str(known_code)
             break
     param = error.param if isinstance(error, InvalidRequest) else None
-    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    return {
+        "error": {
+            "message": _shortened(str(error), _MAX_MESSAGE),
+            "type": kind,
+            "param": None if param is None else _shortened(param, _MAX_PARAM),
+            "code": code,
+        }
+    }
+
+
+def _shortened(text: str, most: int) -> str:
+    """Beginning and end, where the remedy stands."""
+    if len(text) <= most:
+        return text
+    half = (most - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
 
 
 def error_response(error: SplashError) -> JSONResponse:

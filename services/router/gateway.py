@@ -108,21 +108,14 @@ class Gateway:
         self.reader.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("give either prompt or messages", param="prompt")
-        if body.messages is not None:
-            ids = self.reader.chat_ids(
-                body.messages, add_generation_prompt=body.add_generation_prompt is not False
-            )
-        else:
-            special = body.add_special_tokens is not False
-            ids = tuple(
-                await asyncio.to_thread(self.tokenizer.encode, body.prompt or "", add_special_tokens=special)
-            )
+        # Away from the event loop: a long text takes seconds.
+        ids = await asyncio.to_thread(self.reader.tokenized, body, max_tokens=self.config.max_tokenized)
         limits = self.registry.limits()
         return JSONResponse(
             {
                 "count": len(ids),
                 "max_model_len": None if limits is None else limits.max_model_len,
-                "tokens": list(ids),
+                "tokens": ids,
             }
         )
 
@@ -130,8 +123,14 @@ class Gateway:
         """`POST /detokenize`: the text of token ids."""
         body = read(DetokenizeBody, await read_json(request, max_bytes=self.config.max_body_bytes))
         self.reader.check_model(body.model)
+        most = self.config.max_tokenized
+        if len(body.tokens) > most:
+            raise InvalidRequest(
+                f"tokens has {len(body.tokens)} ids; at most {most} are taken", param="tokens"
+            )
         ids = self.reader.check_ids(body.tokens, "tokens")
-        text = self.tokenizer.decode(ids, skip_special_tokens=bool(body.skip_special_tokens))
+        skip = bool(body.skip_special_tokens)
+        text = await asyncio.to_thread(self.tokenizer.decode, ids, skip_special_tokens=skip)
         return JSONResponse({"prompt": text})
 
     async def health(self, _: Request) -> Response:

@@ -4,6 +4,7 @@ Invariant: a client that leaves, before or while it is answered, cancels the wor
 """
 
 import asyncio
+import gc
 import json
 import logging
 import secrets
@@ -43,14 +44,32 @@ async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
     if size > max_bytes:
         raise BodyTooLarge(f"the request body exceeds {max_bytes} bytes; send less")
     try:
-        value = json.loads(bytes(body))
-        if b"\\u" in body:
-            # JSON can escape half of a surrogate pair, which is no text; this raises on it.
-            json.dumps(value, ensure_ascii=False).encode()
+        value = _parse(bytes(body))
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            "the request body escapes half of a surrogate pair (\\ud800 to \\udfff alone), which is no text",
+            code="invalid_json",
+        ) from None
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequest("the request body must be a JSON object", code="invalid_json")
+    return value
+
+
+def _parse(body: bytes) -> Any:
+    """JSON, as fast as possible: nothing else runs meanwhile."""
+    collecting = gc.isenabled()
+    # Millions of small objects would set off collections that take ten times as long as the parsing.
+    gc.disable()
+    try:
+        value = json.loads(body)
+        if b"\\u" in body:
+            # JSON can escape half of a surrogate pair; this raises on it.
+            json.dumps(value, ensure_ascii=False).encode()
+    finally:
+        if collecting:
+            gc.enable()
     return value
 
 

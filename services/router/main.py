@@ -1,6 +1,7 @@
 """The router process: gateway and admin port in one event loop, clients of the prefill and decode leaders.
 
-Invariant: at SIGTERM the router turns unready first, then stops accepting, then ends with the last answer.
+Invariant: at SIGTERM the router turns unready first, then refuses new requests, then ends with the last
+answer and closes its ports.
 """
 
 import asyncio
@@ -8,14 +9,14 @@ import contextlib
 import json
 import secrets
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
 
+from services.listening import listen
 from services.router.admin import Admin
 from services.router.admission import QueueLimits
 from services.router.config import RouterConfig
@@ -23,12 +24,13 @@ from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.gateway import Gateway, Sources
 from services.router.generation import Generator
 from services.router.metrics import Metrics
-from services.router.registry import Registry
+from services.router.registry import Registry, Served
 from services.router.tokenizer import Tokenizer, read_eos_ids
 from services.router.validate import ReaderSettings, RequestReader
 from services.router.worker import GrpcWorker
 
 _SEED_BITS = 63
+_DRAIN_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ def build(config: RouterConfig) -> Router:
         clock=sources.monotonic,
         poll_interval_s=config.poll_interval_s,
         poll_timeout_s=config.poll_timeout_s,
+        served=Served(name=config.model.name, fingerprint=config.fingerprint) if config.fingerprint else None,
     )
     dispatcher = Dispatcher(registry, _dispatch_settings(config), clock=sources.monotonic)
     tokenizer = Tokenizer.load(config.model)
@@ -97,8 +100,13 @@ async def serve(
         on_start: called once both ports accept connections.
     """
     router = build(config)
-    listeners = [_listen(config.host, config.port), _listen(config.admin_host, config.admin_port)]
-    servers = [_server(app, config) for app in (router.gateway, router.admin)]
+    listeners = [
+        listen(config.host, config.port, flag="--port"),
+        listen(config.admin_host, config.admin_port, flag="--admin-port"),
+    ]
+    for listener in listeners:
+        listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
+    servers = [_server(app) for app in (router.gateway, router.admin)]
     await router.registry.start()
     running = [
         asyncio.create_task(server.serve(sockets=[listener]))
@@ -108,12 +116,16 @@ async def serve(
         ports = Ports(port=listeners[0].getsockname()[1], admin_port=listeners[1].getsockname()[1])
         _announce(config, ports, on_start)
         await _first_of(stop.wait(), *running)
+        forced = force or asyncio.Event()
         router.dispatcher.leaving = True
-        await _first_of(asyncio.sleep(config.drain_hold_s), *([force.wait()] if force else []))
+        await _first_of(asyncio.sleep(config.drain_hold_s), forced.wait())
+        # Who comes now is told so; a closed port would look like a crash while answers still run.
+        router.dispatcher.draining = True
+        await _first_of(_answered(servers), asyncio.sleep(config.drain_timeout_s), forced.wait())
         for server in servers:
             server.should_exit = True
         ended = asyncio.gather(*running)
-        await _first_of(ended, *([force.wait()] if force else []))
+        await _first_of(ended, forced.wait())
         for server in servers:
             server.force_exit = True
         await ended
@@ -146,7 +158,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: Starlette, config: RouterConfig) -> _Server:
+def _server(app: Starlette) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
@@ -155,16 +167,10 @@ def _server(app: Starlette, config: RouterConfig) -> _Server:
             access_log=False,
             # Longer than clients keep idle connections, so that they are closed by the client.
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
+            # The drain is over by then; what is left are connections between two requests.
+            timeout_graceful_shutdown=1,
         )
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=1024)
-    listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
-    return listener
 
 
 def _announce(config: RouterConfig, ports: Ports, on_start: Callable[[Ports], None] | None) -> None:
@@ -175,6 +181,12 @@ def _announce(config: RouterConfig, ports: Ports, on_start: Callable[[Ports], No
         partial.rename(config.ports_file)
     if on_start is not None:
         on_start(ports)
+
+
+async def _answered(servers: Sequence[uvicorn.Server]) -> None:
+    """Return when no request is being answered."""
+    while any(server.server_state.tasks for server in servers):
+        await asyncio.sleep(_DRAIN_POLL_S)
 
 
 async def _first_of(*awaitables: "object") -> None:

@@ -17,6 +17,8 @@ class GroupRecord:
     """The phase that this address was configured for."""
     description: control_pb2.GroupDescription | None = None
     state: control_pb2.GroupState | None = None
+    mismatch: str | None = None
+    """How its model differs from the router's, if it does."""
     asked_at_s: float = 0.0
     """Monotonic time at which the newest state was asked for."""
     answered_at_s: float = 0.0
@@ -38,6 +40,8 @@ class GroupRecord:
             return "has not answered yet"
         if self.description.phase != self.phase:
             return f"is a {self.description.phase} group but was configured as {self.phase}"
+        if self.mismatch is not None:
+            return self.mismatch
         if self.state.state != "ready":
             return f"is {self.state.state}" + (f": {self.state.failure}" if self.state.failure else "")
         return None

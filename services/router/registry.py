@@ -16,7 +16,8 @@ from services.router.placement import Pair
 from services.router.records import GroupRecord
 from services.router.worker import Worker
 from splash_core.errors import DeadlineExceeded, NotFound, SplashError, Unavailable
-from splash_core.pb import control_pb2
+from splash_core.leader.fingerprint import same_checkpoint
+from splash_core.pb import common_pb2, control_pb2
 
 _LOG = logging.getLogger("splash.router")
 
@@ -34,6 +35,24 @@ class Charge:
     prefilling: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The model whose tokenizer this router has; its groups must have the same."""
+
+    name: str
+    fingerprint: str
+    """Of the checkpoint, as in the groups' KV ABI."""
+
+    def mismatch(self, abi: common_pb2.KvAbi) -> str | None:
+        """Why a group may not be asked: its tokens would mean something else."""
+        if same_checkpoint(self.fingerprint, abi.model):
+            return None
+        return (
+            f"serves {abi.model_name!r} (fingerprint {abi.model}), but this router {self.name!r} "
+            f"(fingerprint {self.fingerprint}); give both the same --model"
+        )
+
+
 class Registry:
     """Knows every group's record and what this router has sent there."""
 
@@ -44,10 +63,12 @@ class Registry:
         clock: Callable[[], float],
         poll_interval_s: float,
         poll_timeout_s: float,
+        served: Served | None = None,
     ) -> None:
         self._clock = clock
         self._interval_s = poll_interval_s
         self._timeout_s = poll_timeout_s
+        self._served = served
         self.workers = {worker.address: worker for phase in PHASES for worker in workers[phase]}
         self._records = {
             worker.address: GroupRecord(address=worker.address, phase=phase, answered_at_s=clock())
@@ -173,6 +194,7 @@ class Registry:
             phase=record.phase,
             description=description,
             state=state,
+            mismatch=self._served.mismatch(description.abi) if self._served else None,
             asked_at_s=asked_at_s,
             answered_at_s=self._clock(),
         )

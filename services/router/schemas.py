@@ -4,9 +4,10 @@ Invariant: no field is ignored unless ignoring it cannot change the answer; null
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PlainValidator, ValidationError
+from pydantic_core import PydanticCustomError
 
 from splash_core.errors import InvalidRequest
 
@@ -44,10 +45,44 @@ _UNSERVED: Mapping[str, tuple[object, ...]] = {
 """Fields that OpenAI knows and this server does not serve, with the values that ask for nothing."""
 
 
+_MAX_BIASES = 100_000
+
+
 class Strict(BaseModel):
     """No coercion, no unknown fields, no NaN."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class _UpToFirst(FailFast):
+    """Pydantic's mark has no hash, and so cannot be in a union."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+E = TypeVar("E")
+Items = Annotated[list[E], _UpToFirst()]
+"""A list that is read up to its first bad element: one error for each would take seconds of a long list."""
+
+
+def _prompt(value: object) -> object:
+    """A prompt, or several; a pydantic union would try a long list as everything that it may be."""
+    items: list[Any] = value if isinstance(value, list) else []
+    kinds = {type(item) for item in items}
+    if isinstance(value, str) or (isinstance(value, list) and kinds <= {str}) or kinds == {int}:
+        return value
+    if kinds == {list} and all(type(token) is int for item in items for token in item):
+        return value
+    raise PydanticCustomError(
+        "prompt", "a prompt is a text or a list of token ids, several are a list of such"
+    )
+
+
+def _biases(value: object) -> object:
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise PydanticCustomError("biases", "at most {most} tokens may be named", {"most": _MAX_BIASES})
+    return value
 
 
 class Body(Strict):
@@ -61,15 +96,15 @@ class Body(Strict):
     seed: int | None = None
     stream: bool | None = None
     stream_options: "StreamOptions | None" = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_biases)] = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     min_tokens: int | None = None
 
 
@@ -91,7 +126,7 @@ class Message(Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -103,7 +138,7 @@ class Message(Strict):
 class ChatBody(Body):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message]
+    messages: Items[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -112,7 +147,7 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_prompt)]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -123,7 +158,7 @@ class TokenizeBody(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Items[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -132,8 +167,12 @@ class DetokenizeBody(Strict):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
     skip_special_tokens: bool | None = None
+
+
+Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
+"""Longer times overflow what waits for them."""
 
 
 class LayoutBody(Strict):
@@ -143,7 +182,7 @@ class LayoutBody(Strict):
     group: str | None = None
     layout: str
     mode: str | None = None
-    hold_s: float | None = None
+    hold_s: Seconds | None = None
 
 
 class PinBody(Strict):
@@ -157,7 +196,7 @@ class PinBody(Strict):
 class DrainBody(Strict):
     """`POST /admin/drain`."""
 
-    deadline_s: float | None = None
+    deadline_s: Seconds | None = None
 
 
 def read_generation(kind: type[M], body: Mapping[str, Any]) -> M:
@@ -183,6 +222,9 @@ S = TypeVar("S", bound=Strict)
 
 def read(kind: type[S], body: Mapping[str, Any]) -> S:
     """A request body; raises `InvalidRequest` naming the field at fault."""
+    unknown = next((name for name in body if name not in kind.model_fields), None)
+    if unknown is not None:
+        raise _unknown(unknown)
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -195,21 +237,49 @@ def _readable(error: ValidationError) -> InvalidRequest:
     problem = max(found, key=lambda entry: len(_path(entry["loc"])))
     param = _path(problem["loc"])
     same = [entry["msg"] for entry in found if _path(entry["loc"]) == param]
+    for entry in found:
+        unserved = _unserved(entry)
+        if unserved is not None:
+            return unserved
     if problem["type"] == "extra_forbidden":
-        return InvalidRequest(
-            f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter"
-        )
+        return _unknown(param)
     if problem["type"] == "missing":
         return InvalidRequest(
             f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
         )
-    shown = repr(problem["input"])
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return InvalidRequest(
-        f"Invalid value for '{param}': {' or '.join(dict.fromkeys(same))}; got {shown}",
+        f"Invalid value for '{param}': {' or '.join(dict.fromkeys(same))}; got {_shown(problem['input'])}",
         param=param,
         code="invalid_type",
     )
+
+
+def _unknown(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter"
+    )
+
+
+def _unserved(entry: Any) -> InvalidRequest | None:
+    """What OpenAI knows inside a message and this server does not serve, in plain words."""
+    name, given, place = entry["loc"][-1], entry["input"], _path(entry["loc"])
+    if name == "type" and "content" in entry["loc"] and entry["type"] == "literal_error":
+        text = f"{place} is {_shown(given)}: only parts of type 'text' are served"
+    elif name == "role" and given in ("tool", "function"):
+        text = f"{place} is {given!r}: tools are not served; roles are system, developer, user and assistant"
+    elif name in ("tool_calls", "function_call", "audio") and entry["type"] == "none_required":
+        text = f"{place} is not supported by this server; leave it out"
+    else:
+        return None
+    return InvalidRequest(text, param=place, code="unsupported_parameter")
+
+
+def _shown(value: object) -> str:
+    """A value in a message; long ones are not even printed whole."""
+    if isinstance(value, dict) and len(value) > 80:
+        return f"an object with {len(value)} keys"
+    text = repr(value[:80] if isinstance(value, str | list) else value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _path(location: tuple[int | str, ...]) -> str:

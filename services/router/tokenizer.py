@@ -2,6 +2,7 @@
 
 Legend: a token's *bytes* are exactly what it adds to the text; a character may be split over tokens.
 Invariant: for text without special tokens, the concatenated `token_bytes` of its ids are the text in UTF-8.
+Long texts are read by the library's batch calls: only those let the event loop run meanwhile.
 """
 
 import json
@@ -13,6 +14,20 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from services.router.chat_template import ChatTemplate
 from splash_core.errors import ConfigError
+from splash_core.spec.fields import read_json
+
+_HEAD_CHARS = 8
+"""Of a text longer than twice this many characters a token, the first part alone is tried first."""
+_DOUBT = 1.25
+"""Where the first part is cut, its tokens may differ from those of the whole; never by this factor."""
+
+
+class TextTooLong(Exception):
+    """A text certainly has more tokens than its reader allows."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"the text has {at_least} tokens or more")
+        self.at_least = at_least
 
 
 class Tokenizer:
@@ -29,15 +44,21 @@ class Tokenizer:
         added = fast.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
-        self._decoders = _decoder_types(json.loads(fast.to_str()).get("decoder"))
+        document = json.loads(fast.to_str())
+        self._decoders = _types(document.get("decoder"), "decoders")
+        longest = max(map(len, fast.get_vocab()), default=1)
+        self._longest_token = longest if _keeps_all(document, self._decoders) else None
+        """Characters that a token stands for at most; None where the tokenizer may drop some."""
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json of a checkpoint."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"{path} is missing; convert the checkpoint's tokenizer to tokenizer.json")
-        fast = FastTokenizer.from_file(str(path))
+        path = tokenizer_file(folder)
+        try:
+            fast = FastTokenizer.from_file(str(path))
+        except Exception as error:
+            # The library raises nothing more special.
+            raise ConfigError(f"{path} cannot be read: {error}") from error
         fast.no_padding()
         fast.no_truncation()
         settings = _read_json(folder / "tokenizer_config.json")
@@ -52,14 +73,29 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; with `add_special_tokens`, the model's BOS as its tokenizer would add it."""
-        ids = list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
             return [self._bos_id, *ids]
         return ids
 
+    def encode_within(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> list[int]:
+        """As `encode`, without spending time on what is far too long.
+
+        Raises:
+            TextTooLong: the text has certainly more than `max_tokens`; up to them it is never raised.
+        """
+        floor = 0 if self._longest_token is None else -(-len(text) // self._longest_token)
+        head = _HEAD_CHARS * max_tokens
+        if floor <= max_tokens and len(text) > 2 * head:
+            seen = len(self.encode(text[:head], add_special_tokens=False))
+            floor = seen if seen > _DOUBT * max_tokens + 1 else floor
+        if floor > max_tokens:
+            raise TextTooLong(floor)
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of a whole sequence."""
-        return self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._fast.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def is_special(self, token: int) -> bool:
         """True for control tokens, which add nothing to the text."""
@@ -80,6 +116,18 @@ class Tokenizer:
         return piece.replace("\u2581", " ").encode()
 
 
+def tokenizer_file(folder: Path) -> Path:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing; convert the checkpoint's tokenizer to tokenizer.json")
+    return path
+
+
 def read_eos_ids(folder: Path) -> tuple[int, ...]:
     """The token ids that end a sequence: generation_config.json's, else config.json's."""
     for name in ("generation_config.json", "config.json"):
@@ -90,7 +138,7 @@ def read_eos_ids(folder: Path) -> tuple[int, ...]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _token_content(token: object) -> str | None:
@@ -100,12 +148,24 @@ def _token_content(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _decoder_types(decoder: object) -> frozenset[str]:
-    """All decoder kinds in the (possibly nested) decoder of a tokenizer.json."""
-    if not isinstance(decoder, Mapping):
+def _types(component: object, children: str) -> frozenset[str]:
+    """All kinds in a (possibly nested) component of a tokenizer.json."""
+    if not isinstance(component, Mapping):
         return frozenset()
-    nested = (_decoder_types(child) for child in decoder.get("decoders") or ())
-    return frozenset({str(decoder.get("type"))}).union(*nested)
+    nested = (_types(child, children) for child in component.get(children) or ())
+    return frozenset({str(component.get("type"))}).union(*nested)
+
+
+def _keeps_all(document: Mapping[str, Any], decoders: frozenset[str]) -> bool:
+    """True when every character of a text is in some token: none is normalised away, dropped or unknown."""
+    splitters = _types(document.get("pre_tokenizer"), "pretokenizers")
+    return (
+        _types(document.get("normalizer"), "normalizers") <= {"Sequence"}
+        and splitters <= {"Sequence", "Split", "Digits", "ByteLevel"}
+        and '"Removed"' not in json.dumps(document.get("pre_tokenizer"))
+        and "ByteLevel" in decoders & splitters
+        and not any(token["lstrip"] or token["rstrip"] for token in document.get("added_tokens") or ())
+    )
 
 
 def _byte_alphabet() -> dict[str, bytes]:

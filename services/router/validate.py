@@ -12,9 +12,9 @@ from services.router.admission import DeploymentLimits
 from services.router.answers import ChatFormat, CompletionFormat, Echo, Format
 from services.router.events import SequenceJob
 from services.router.sampling import SamplingReader, Wanted, stop_strings
-from services.router.schemas import Body, ChatBody, CompletionBody, Message, read_generation
+from services.router.schemas import Body, ChatBody, CompletionBody, Message, TokenizeBody, read_generation
 from services.router.sequence import TextRules
-from services.router.tokenizer import Tokenizer
+from services.router.tokenizer import TextTooLong, Tokenizer
 from splash_core.errors import ContextTooLong, InvalidRequest, NotFound
 
 _COMPLETION_TOKENS = 16
@@ -72,7 +72,7 @@ class RequestReader:
                 "max_tokens and max_completion_tokens differ; give one of them", param="max_tokens"
             )
         self._check_choices(body.n, 1)
-        prompt = self.chat_ids(body.messages)
+        prompt = self.chat_ids(body.messages, max_tokens=limits.max_prompt)
         wanted = Wanted(max_tokens=max_tokens, logprobs=logprobs, prompt_field="messages", echo=False)
         return self._work(
             body, [prompt], wanted, request_id, limits, ChatFormat(self._tokenizer, logprobs=logprobs)
@@ -86,7 +86,7 @@ class RequestReader:
         if body.best_of not in (None, body.n or 1):
             raise InvalidRequest("best_of must equal n; other values are not supported", param="best_of")
         echo = bool(body.echo)
-        prompts = self._prompts(body.prompt)
+        prompts = self._prompts(body.prompt, limits)
         self._check_choices(body.n, len(prompts))
         if body.max_tokens == 0 and not echo:
             raise InvalidRequest("max_tokens 0 needs echo: true; give at least 1", param="max_tokens")
@@ -108,8 +108,10 @@ class RequestReader:
                 code="model_not_found",
             )
 
-    def chat_ids(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
-        """Token ids of a conversation, rendered by the model's template."""
+    def chat_ids(
+        self, messages: Sequence[Message], *, max_tokens: int, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation, by the model's template; `ContextTooLong` if far too many."""
         template = self._tokenizer.template
         if template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
@@ -117,14 +119,47 @@ class RequestReader:
             raise InvalidRequest("messages must have at least one message", param="messages")
         plain = [_plain(message, index) for index, message in enumerate(messages)]
         text = template.render(plain, add_generation_prompt=add_generation_prompt)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._encode(text, "messages", max_tokens=max_tokens, add_special_tokens=False)
+
+    def text_ids(self, text: str, *, max_tokens: int, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a prompt's text; `ContextTooLong` if far too many."""
+        return self._encode(text, "prompt", max_tokens=max_tokens, add_special_tokens=add_special_tokens)
+
+    def tokenized(self, body: TokenizeBody, *, max_tokens: int) -> tuple[int, ...]:
+        """Token ids of a text or of a conversation; `ContextTooLong` if there are more than `max_tokens`."""
+        if body.messages is not None:
+            generation = body.add_generation_prompt is not False
+            param, ids = (
+                "messages",
+                self.chat_ids(body.messages, max_tokens=max_tokens, add_generation_prompt=generation),
+            )
+        else:
+            special = body.add_special_tokens is not False
+            param, ids = (
+                "prompt",
+                self.text_ids(body.prompt or "", max_tokens=max_tokens, add_special_tokens=special),
+            )
+        if len(ids) > max_tokens:
+            raise _beyond(max_tokens, param, f"{len(ids)} tokens")
+        return ids
 
     def check_ids(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         """Token ids from a client: each in the vocabulary."""
         return self._sampling.check_ids(ids, param)
 
+    def _encode(self, text: str, param: str, *, max_tokens: int, add_special_tokens: bool) -> tuple[int, ...]:
+        try:
+            ids = self._tokenizer.encode_within(
+                text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            )
+        except TextTooLong as error:
+            raise _beyond(
+                max_tokens, param, f"{len(text)} characters, {error.at_least} tokens or more"
+            ) from None
+        return tuple(ids)
+
     def _prompts(
-        self, prompt: str | list[str] | list[int] | list[list[int]]
+        self, prompt: str | list[str] | list[int] | list[list[int]], limits: DeploymentLimits
     ) -> list[tuple[str | None, tuple[int, ...]]]:
         """Each prompt's text (None where only ids were given) and ids."""
         many: list[Any] = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
@@ -138,7 +173,7 @@ class RequestReader:
         found: list[tuple[str | None, tuple[int, ...]]] = []
         for one in many:
             if isinstance(one, str):
-                found.append((one, tuple(self._tokenizer.encode(one, add_special_tokens=True))))
+                found.append((one, self.text_ids(one, max_tokens=limits.max_prompt)))
             else:
                 found.append((None, self._sampling.check_ids(one, "prompt")))
         return found
@@ -201,10 +236,13 @@ class RequestReader:
             return 0
         best = limits.of_prompt(len(prompt))
         if len(prompt) + least > best.max_model_len or len(prompt) > best.max_prompt:
+            of_prompt = f", {best.max_prompt} of them in the {wanted.prompt_field}"
+            at_least = "at least " if wanted.max_tokens is None else ""
             raise ContextTooLong(
-                f"This model's maximum context length is {best.max_model_len} tokens "
-                f"({best.max_prompt} of prompt). However, you requested {len(prompt) + least} tokens "
-                f"({len(prompt)} in the {wanted.prompt_field}, {least} in the completion). "
+                f"This model's maximum context length is {best.max_model_len} tokens"
+                f"{of_prompt if best.max_prompt < best.max_model_len else ''}. However, you requested "
+                f"{at_least}{len(prompt) + least} tokens ({len(prompt)} in the {wanted.prompt_field}, "
+                f"{at_least}{least} in the completion). "
                 f"Please reduce the length of the {wanted.prompt_field} or completion.",
                 param=wanted.prompt_field,
             )
@@ -216,6 +254,14 @@ class RequestReader:
             _COMPLETION_TOKENS if wanted.prompt_field == "prompt" else None,
         ]
         return min([room, *(cap for cap in caps if cap is not None)])
+
+
+def _beyond(max_tokens: int, param: str, found: str) -> ContextTooLong:
+    return ContextTooLong(
+        f"At most {max_tokens} tokens are taken here. However, the {param} has {found}. "
+        f"Please reduce the length of the {param}.",
+        param=param,
+    )
 
 
 def _is_ids(prompt: Sequence[object]) -> bool:

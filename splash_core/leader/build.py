@@ -3,41 +3,36 @@
 Invariant: whatever cannot work is refused here, before any process is started, with the remedy.
 """
 
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from splash_core.config import GroupSettings, cache_home
-from splash_core.cost.footprint import Deployment
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import analytical_profile
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import GroupId, Incarnation
 from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named_layouts
-from splash_core.layout.layout import Layout, Matrix, shown_layouts
-from splash_core.layout.slots import ArenaMap, page_bytes
+from splash_core.layout.layout import Layout, shown_layouts
+from splash_core.layout.slots import ArenaMap
 from splash_core.leader.fingerprint import checkpoint_fingerprint
-from splash_core.leader.host import free_memory
-from splash_core.leader.sizing import HostMemory, default_kv_bytes, gpu_kv_bytes, projection_bytes
+from splash_core.leader.room import computes_on, draw_arena
 from splash_core.policy.config import PolicyConfig, load_policy
 from splash_core.policy.snapshot import Phase
 from splash_core.rpc.abi import kv_abi
-from splash_core.rpc.rank_config import ELEM_BYTES
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.limits import max_request_tokens
 from splash_core.scheduling.roles import Role
-from splash_core.spec.hardware import GpuSpec, named_gpu
+from splash_core.settings_base import check_settings
 from splash_core.spec.model import ModelSpec
-from splash_core.switch.chunks import STAGING_PARTS, chunk_bytes
+from splash_core.switch.chunks import chunk_bytes
 from splash_core.transport.abi import KvAbi
 
 DEFAULT_LAYOUT = {Phase.PREFILL: Layout.TP, Phase.DECODE: Layout.DP}
 _AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
-_STORED_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +96,7 @@ class GroupBlueprint:
         return CostModel(
             spec=self.spec,
             precision=named_precision(self.dtype),
-            profile=analytical_profile(_device(self.settings), dtype=self.dtype),
+            profile=analytical_profile(computes_on(self.settings), dtype=self.dtype),
             num_ranks=self.settings.ranks,
         )
 
@@ -125,13 +120,22 @@ def resolve_model(model: str) -> Path:
     """
     if not model:
         raise ConfigError("--model is required: a checkpoint folder or a fetched model's name")
-    for path in (Path(model), cache_home() / "models" / model):
-        if (path / "config.json").is_file():
-            return path.resolve()
+    found = _checkpoint_at(Path(model)) or fetched_model(model)
+    if found is not None:
+        return found
     raise ConfigError(
         f"model {model!r} is neither a folder with a config.json nor fetched; "
         f"try `splash model fetch {model}` or give the folder of a checkpoint"
     )
+
+
+def fetched_model(name: str) -> Path | None:
+    """The folder of a fetched model, if there is one of that name."""
+    return _checkpoint_at(cache_home() / "models" / name)
+
+
+def _checkpoint_at(path: Path) -> Path | None:
+    return path.resolve() if (path / "config.json").is_file() else None
 
 
 def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
@@ -145,8 +149,8 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     spec = ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name)
     spec.check_servable()
     dtype = _AUTO_DTYPE[settings.device] if settings.dtype == "auto" else settings.dtype
-    _check_settings(settings)
-    arena = _arena(settings, spec, checkpoint, dtype)
+    _check_settings(settings, checkpoint)
+    arena = draw_arena(settings, spec, checkpoint, dtype)
     offered = named_layouts(settings.layouts)
     infeasible = {
         layout: verdict.reason
@@ -186,24 +190,15 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     )
 
 
-def _check_settings(settings: GroupSettings) -> None:
-    if settings.admission_overcommit < 1.0:
-        raise ConfigError(f"--admission-overcommit must be at least 1, got {settings.admission_overcommit}")
-    for name in ("ranks", "page_size", "chunk_tokens", "max_running"):
-        if getattr(settings, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}")
+def _check_settings(settings: GroupSettings, checkpoint: Path) -> None:
+    check_settings(settings)
+    if settings.engine == "torch" and not any(checkpoint.glob("*.safetensors")):
+        raise ConfigError(f"{checkpoint} has no weights; fetch them, or convert them to *.safetensors")
     if settings.nnodes != 1 or settings.node_rank != 0:
         raise ConfigError(
             f"--nnodes {settings.nnodes}: groups over several hosts need a network transport, only shm is "
             "served so far; leave --nnodes and --node-rank out"
         )
-    if not 0 < settings.memory_fraction <= 1:
-        raise ConfigError(f"--memory-fraction must be above 0 and at most 1, got {settings.memory_fraction}")
-
-
-def _device(settings: GroupSettings) -> GpuSpec:
-    """Figures of what the ranks compute on."""
-    return named_gpu("cpu" if settings.device == "cpu" else settings.gpu)
 
 
 def _starting_layout(
@@ -219,67 +214,6 @@ def _starting_layout(
         reason = infeasible.get(layout, f"not among --layouts {settings.layouts}")
         raise Infeasible(f"--layout {layout}: {reason}", nearest=f"--layout {feasible[0]}")
     return feasible[0]
-
-
-def _arena(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype: str) -> ArenaMap:
-    elem_bytes = ELEM_BYTES[dtype]
-    slot = page_bytes(spec, page_size=settings.page_size, elem_bytes=elem_bytes)
-
-    def build(arena_bytes: int) -> ArenaMap:
-        return ArenaMap.build(
-            spec,
-            num_ranks=settings.ranks,
-            page_size=settings.page_size,
-            elem_bytes=elem_bytes,
-            arena_bytes=arena_bytes,
-        )
-
-    # Where the weights end depends on the gaps between them: at most one slot a matrix.
-    gaps = spec.num_mla_layers * len(Matrix) * slot
-    trial = build(projection_bytes(spec, elem_bytes=elem_bytes) + gaps + 2 * slot)
-    region = trial.ordinary[0] * slot
-    kv_bytes = settings.kv_bytes or _kv_bytes(settings, spec, checkpoint, dtype, region)
-    if kv_bytes < slot:
-        raise Infeasible(
-            f"--kv-bytes {kv_bytes} holds no page: one page of {settings.page_size} tokens has {slot} bytes",
-            nearest=f"--kv-bytes {slot}",
-        )
-    if chunk_bytes(settings.staging_bytes) < slot:
-        raise Infeasible(
-            f"--staging-bytes {settings.staging_bytes} is too little to move a page of {slot} bytes",
-            nearest=f"--staging-bytes {STAGING_PARTS * slot}",
-        )
-    return build(region + kv_bytes)
-
-
-def _kv_bytes(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype: str, region: int) -> int:
-    """KV room of a rank when nobody says; `region` is where its projections lie, bytes."""
-    if settings.device != "cpu":
-        gpu = _device(settings)
-        deployment = Deployment(
-            precision=named_precision(dtype),
-            num_ranks=settings.ranks,
-            memory_bytes=gpu.memory_bytes,
-            fraction=settings.memory_fraction,
-            page_size=settings.page_size,
-            chunk_tokens=settings.chunk_tokens,
-            runtime_bytes=gpu.runtime_bytes,
-        )
-        return gpu_kv_bytes(
-            spec, deployment, weights_region_bytes=region, staging_bytes=settings.staging_bytes
-        )
-    host = HostMemory(
-        free_bytes=free_memory(),
-        ranks=settings.host_ranks or settings.ranks,
-        checkpoint_bytes=sum(path.stat().st_size for path in checkpoint.glob("*.safetensors")),
-        stored_elem_bytes=_stored_bytes(checkpoint),
-    )
-    return default_kv_bytes(spec, host, page_size=settings.page_size, elem_bytes=ELEM_BYTES[dtype])
-
-
-def _stored_bytes(checkpoint: Path) -> int:
-    config = json.loads((checkpoint / "config.json").read_text())
-    return _STORED_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
 
 
 def _check_length(

@@ -21,22 +21,35 @@ _NOT_THE_MODEL = ("_name_or_path", "transformers_version")
 
 
 def checkpoint_fingerprint(directory: Path) -> str:
-    """Digest of config.json, and of headers, sizes and samples of the safetensors files.
+    """Digest of config.json; then, after a dash, of headers, sizes and samples of the safetensors files.
+
+    A folder without weights, as a router may have, has the first part only.
 
     Raises:
         ConfigError: a file cannot be read, or is cut off.
     """
     config = read_json(directory / "config.json")
     kept = {name: value for name, value in config.items() if name not in _NOT_THE_MODEL}
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
+    model = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
     files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        return model
+    digest = hashlib.sha256()
     blocks = max(_MIN_BLOCKS_PER_FILE, _BLOCKS // max(1, len(files)))
     for path in files:
         try:
             digest.update(_file_digest(path, blocks))
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
-    return digest.hexdigest()[:16]
+    return f"{model}-{digest.hexdigest()[:16]}"
+
+
+def same_checkpoint(ours: str, theirs: str) -> bool:
+    """True when two fingerprints are of one model: equal, as far as both folders have weights."""
+    our_model, _, our_weights = ours.partition("-")
+    their_model, _, their_weights = theirs.partition("-")
+    weights_differ = our_weights and their_weights and our_weights != their_weights
+    return our_model == their_model and not weights_differ
 
 
 def _file_digest(path: Path, blocks: int) -> bytes:

@@ -31,6 +31,12 @@ def free_memory(cgroup: Path = CGROUP) -> int:
     return free
 
 
+def memory_limit(cgroup: Path = CGROUP) -> int:
+    """Bytes that this process may use when nothing else does: the host's memory, or the cgroup's limit."""
+    total, limit = psutil.virtual_memory().total, _read(cgroup / "memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
 def threads_per_rank(ranks_on_host: int, cgroup: Path = CGROUP) -> int:
     """Threads of one rank: the usable cores shared among all ranks of the host, at least 1."""
     return max(1, usable_cores(cgroup) // max(1, ranks_on_host))

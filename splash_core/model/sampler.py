@@ -122,7 +122,11 @@ def _draw(raw_V: Tensor, row: SampleRow) -> int:
     params = row.params
     if params.greedy:
         return int(logits_V.argmax())
-    values, ids = _candidates(logits_V / params.temperature, params)
+    scaled_V = logits_V / params.temperature
+    if not bool(scaled_V.max().isfinite()):
+        # So low a temperature that the division overflows leaves nothing but the best token.
+        return int(logits_V.argmax())
+    values, ids = _candidates(scaled_V, params)
     if ids.shape[0] == 1:
         return int(ids[0])
     values = values + gumbel(row_key(params.seed, row.position), ids, values.dtype)

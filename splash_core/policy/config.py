@@ -10,7 +10,7 @@ is ignored silently. A section `[all]` gives defaults to both phases.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +22,23 @@ from splash_core.policy.snapshot import Phase
 DEFAULT_HORIZON_STEPS = 512
 
 
-def _check(key: str, ok: bool, message: str) -> None:  # noqa: FBT001
-    if not ok:
-        raise ConfigError(f"{key}: {message}")
+def _not_negative(value: float) -> bool:
+    return value >= 0
+
+
+# NaN compares false with everything, so it is in no range.
+_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("allowed", lambda layouts: len(layouts) > 0, "must name at least one layout"),
+    ("margin", lambda value: 0 <= value < 10, "must be in [0, 10)"),
+    ("dwell_s", _not_negative, "must not be negative"),
+    ("interval_s", _not_negative, "must not be negative"),
+    ("confirm", lambda value: value >= 1, "must be at least 1"),
+    ("horizon_steps", lambda value: value >= 1, "must be at least 1"),
+    ("exposed_ms_per_minute", _not_negative, "must not be negative"),
+    ("itl_bound_ms", lambda value: value is None or value > 0, "must be above 0"),
+    ("hold_s", _not_negative, "must not be negative"),
+    ("max_age_s", lambda value: value > 0, "must be above 0"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +69,10 @@ class PolicyConfig:
     """Decide and record, but never switch."""
 
     def __post_init__(self) -> None:
-        _check("allowed", len(self.allowed) > 0, "must name at least one layout")
-        _check("margin", 0 <= self.margin < 10, "must be in [0, 10)")
-        _check("dwell_s", self.dwell_s >= 0, "must not be negative")
-        _check("interval_s", self.interval_s >= 0, "must not be negative")
-        _check("confirm", self.confirm >= 1, "must be at least 1")
-        _check("horizon_steps", self.horizon_steps >= 1, "must be at least 1")
-        _check("exposed_ms_per_minute", self.exposed_ms_per_minute >= 0, "must not be negative")
-        _check("itl_bound_ms", self.itl_bound_ms is None or self.itl_bound_ms > 0, "must be above 0")
-        _check("hold_s", self.hold_s >= 0, "must not be negative")
-        _check("max_age_s", self.max_age_s > 0, "must be above 0")
+        for key, allowed, words in _RANGES:
+            value = getattr(self, key)
+            if not allowed(value):
+                raise ConfigError(f"{key}: {words}, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +100,9 @@ def load_policy(option: str) -> PolicySet:
         return PolicySet()
     try:
         text = Path(option).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"policy file {option}: {error.strerror or error}; give off, auto or a TOML file"
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise ConfigError(f"policy file {option}: {cause}; give off, auto or a TOML file") from error
     return parse_policy(text, source=option)
 
 

@@ -27,6 +27,9 @@ from splash_core.units import format_bytes
 REFERENCE_REQUESTS = 16
 _REFERENCE_CONTEXTS = tuple(1 << exponent for exponent in range(17, 5, -1))
 _MOST_RANKS = 256
+_USUAL_PAGE, _USUAL_CHUNK = 64, 2048
+_USUAL = {"page_size": _USUAL_PAGE, "chunk_tokens": _USUAL_CHUNK}
+"""What fits if anything does: tokens of a page, rows of a step."""
 _FULLY_SHARDED = next(layout for layout, rule in RULES.items() if not rule.fills)
 
 
@@ -236,13 +239,25 @@ def _infeasible(
     account: MemoryAccount,
     layouts: Sequence[Layout],
 ) -> Infeasible:
-    """With the fewest ranks that would do, if more ranks help."""
+    """With what would do: other numbers, more ranks, smaller pages or steps."""
     least = min(account.footprint(layout, [1])[0] for layout in layouts)
     message = (
         f"{spec.name} in {deployment.precision.name} needs at least {format_bytes(least)} on each of "
         f"{deployment.num_ranks} {gpu.name}, and {deployment.fraction:.0%} of its memory, less staging, is "
         f"{format_bytes(account.budget_bytes)}"
     )
+    for sizes in ({}, {"page_size": _USUAL_PAGE}, {"chunk_tokens": _USUAL_CHUNK}, _USUAL):
+        smaller = {name: size for name, size in sizes.items() if size < getattr(deployment, name)}
+        usual = replace(deployment, **smaller)
+        wider = [""] if _fits(spec, usual, layouts) else _wider(spec, gpu, usual, layouts)
+        if wider:
+            flags = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in smaller.items())
+            return Infeasible(message, nearest=" or ".join(f"{flags} {more}".strip() for more in wider))
+    return Infeasible(message)
+
+
+def _wider(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, layouts: Sequence[Layout]) -> list[str]:
+    """Flags for narrower numbers, and for the fewest more ranks, with which a layout fits."""
     nearest: list[str] = []
     narrow = PRECISIONS["fp8"]
     if narrow.name in gpu.flops and _fits(spec, replace(deployment, precision=narrow), layouts):
@@ -251,7 +266,7 @@ def _infeasible(
         if fits := _fits(spec, replace(deployment, num_ranks=ranks), layouts):
             nearest.append(f"--ranks {ranks} ({', '.join(fits)})")
             break
-    return Infeasible(message, nearest=" or ".join(nearest) or None)
+    return nearest
 
 
 def _fits(spec: ModelSpec, deployment: Deployment, layouts: Sequence[Layout]) -> list[Layout]:

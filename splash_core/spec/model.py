@@ -135,6 +135,7 @@ class ModelSpec:
         return cls.from_hf(
             config,
             name=name or directory.resolve().name,
+            where=str(directory / "config.json"),
             generation_config=read_json(generation) if generation.exists() else None,
         )
 
@@ -145,19 +146,24 @@ class ModelSpec:
         *,
         name: str | None = None,
         generation_config: Mapping[str, Any] | None = None,
+        where: str = "config.json",
     ) -> "ModelSpec":
         """Build the spec from a config.json's object; `name` defaults to its `_name_or_path` or model type.
+
+        Args:
+            config: the object.
+            name: of the model.
+            generation_config: generation_config.json's object.
+            where: what to call the config in errors.
 
         Raises:
             ConfigError: the model type is unknown, or a field is missing or unusable.
         """
-        fields = Fields(config)
+        fields = Fields(config, where)
         model_type = fields.text("model_type", default="")
         if model_type not in _MODEL_TYPES:
             known = ", ".join(sorted(_MODEL_TYPES))
-            raise ConfigError(
-                f"config.json: model_type {model_type!r} is not an MLA model known here ({known})"
-            )
+            raise ConfigError(f"{where}: model_type {model_type!r} is not an MLA model known here ({known})")
         eos = Fields(generation_config or {}, "generation_config.json").integers("eos_token_id")
         text = fields.section("text_config") or fields
         return _build(

@@ -18,6 +18,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.router.fake_backend import FakeBackend
+from splash_core.leader.fingerprint import checkpoint_fingerprint
 from tests.support.scripted_router import letters, write_tokenizer
 
 pytestmark = pytest.mark.e2e
@@ -48,6 +49,8 @@ def scripted_groups(folder: Path) -> Iterator[FakeBackend]:
     """Scripted groups in a thread of their own."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend = FakeBackend(letters(tokenizer), vocab=tokenizer.get_vocab_size())
+    for group in (backend.prefill, backend.decode):
+        group.abi.model = checkpoint_fingerprint(folder)
     loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
 
     async def main() -> None:
@@ -110,6 +113,13 @@ def test_sigterm_turns_unready_first_and_lets_streams_finish(process: Process, h
         # Unready, but whoever has not noticed yet is still served.
         late = http.post(f"{process.url}/v1/completions", json=body(stream=False, max_tokens=2))
         assert late.status_code == 200
+        # Whoever comes later is told why, as long as the stream runs.
+        while (
+            refused := http.post(f"{process.url}/v1/completions", json=body(stream=False, max_tokens=2))
+        ).is_success:
+            time.sleep(0.05)
+        assert refused.status_code == 503
+        assert "draining" in refused.json()["error"]["message"]
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"

@@ -168,3 +168,37 @@ def test_explain_shows_predicted_times_and_the_key_is_sent(
     assert "DP → TP" in text
     assert "TP 10.0 ms, DP 11.2 ms" in text
     assert admin.asked[0][3] == "Bearer secret"
+
+
+@pytest.mark.parametrize("hold_s", ["nan", "inf", "-5", "-0.1"])
+def test_a_hold_is_a_number_of_seconds(admin: Admin, monkeypatch: pytest.MonkeyPatch, hold_s: str) -> None:
+    assert _splash(monkeypatch, "layout", "set", "decode", "DP", "--hold-s", hold_s) == 2
+    assert _splash(monkeypatch, "layout", "explain", "--last", "0") == 2
+    assert admin.asked == []
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "127.0.0.1:8001", "ftp://x", "http://", "http://x:99999", "http://[x"]
+)
+def test_an_admin_url_that_is_none_is_bad_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    monkeypatch.setenv("SPLASH_ADMIN", url)
+    assert _splash(monkeypatch, "layout", "get") == 2
+    assert f"SPLASH_ADMIN: '{url}' is not a URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (404, {"error": {"message": "Unknown request URL", "code": "unknown_url"}}),
+        (404, {"detail": "Not Found"}),
+        (502, "oops"),
+    ],
+)
+def test_another_server_is_told_from_an_admin_port(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any]
+) -> None:
+    admin.answers["GET /admin/layouts"] = answer
+    assert _splash(monkeypatch, "layout", "get") == 2
+    assert "is no admin port" in capsys.readouterr().err

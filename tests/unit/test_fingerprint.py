@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from splash_core.errors import ConfigError
-from splash_core.leader.fingerprint import checkpoint_fingerprint
+from splash_core.leader.fingerprint import checkpoint_fingerprint, same_checkpoint
 from splash_core.rpc.abi import abi_from_pb, abi_to_pb, kv_abi
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.abi import KvAbi, abi_diff
@@ -73,3 +73,20 @@ def test_a_file_that_is_cut_off_is_named(tiny_v3: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").write_bytes((tiny_v3 / "model.safetensors").read_bytes()[:100])
     with pytest.raises(ConfigError, match="cut off"):
         checkpoint_fingerprint(copy)
+
+
+def test_a_folder_without_weights_is_compared_by_its_config(tiny_v3: Path, tmp_path: Path) -> None:
+    whole, bare = checkpoint_fingerprint(tiny_v3), tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(tiny_v3 / "config.json", bare)
+    assert same_checkpoint(checkpoint_fingerprint(bare), whole)
+    assert same_checkpoint(whole, checkpoint_fingerprint(bare))
+    _change_config(bare)
+    assert not same_checkpoint(checkpoint_fingerprint(bare), whole)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "same"), [("a-1", "a-1", True), ("a-1", "a-2", False), ("a-1", "", False)]
+)
+def test_weights_are_compared_where_both_have_them(ours: str, theirs: str, same: bool) -> None:
+    assert same_checkpoint(ours, theirs) is same

@@ -149,3 +149,12 @@ def test_router_settings_become_its_own(folder: Path, tmp_path: Path) -> None:
     assert config.model_name == folder.name
     with pytest.raises(ConfigError, match="key file"):
         router_config(dataclasses.replace(settings, api_key_file=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("seconds", ["-1", "NaN", "Infinity", "1e300", '"5"'])
+def test_times_that_are_none_are_refused(router: RunningRouter, http: httpx.Client, seconds: str) -> None:
+    switch = f'{{"phase": "decode", "layout": "DOP", "hold_s": {seconds}}}'
+    for path, content in (("layout", switch), ("drain", f'{{"deadline_s": {seconds}}}')):
+        answer = http.post(f"{router.admin_url}/admin/{path}", content=content)
+        assert error_of(answer, 400)["param"] in ("hold_s", "deadline_s")
+    assert router.call(lambda: (router.backend.decode.holds, router.backend.decode.drained)) == ([], False)

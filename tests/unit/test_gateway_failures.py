@@ -350,3 +350,30 @@ def test_api_key(folder: Path, http: httpx.Client) -> None:
         assert http.get(f"{router.admin_url}/admin/cluster").status_code == 401
         headers = {"Authorization": "Bearer other"}
         assert http.get(f"{router.admin_url}/admin/cluster", headers=headers).status_code == 200
+
+
+def test_groups_of_another_model_are_never_asked(folder: Path, http: httpx.Client) -> None:
+    with running_router(folder, fingerprint="a-1") as router:
+        # The fake groups tell no fingerprint, which is that of no checkpoint.
+        answer = wait_ready(router, http, 503)
+        end = time.monotonic() + 5
+        while "same --model" not in answer.text:
+            assert time.monotonic() < end, answer.text
+            answer = wait_ready(router, http, 503)
+
+        def tell(model: str, name: str, incarnation: str) -> None:
+            for group in (router.backend.prefill, router.backend.decode):
+                group.abi.model, group.abi.model_name, group.incarnation = model, name, incarnation
+
+        router.call(lambda: tell("a-2", "other-model", "2"))
+        while "other-model" not in (message := error_of(chat(router, http), 503)["message"]):
+            assert time.monotonic() < end, message
+        assert all(word in message for word in ("prefill-0", "a-1", "a-2", repr(folder.name)))
+        assert router.call(lambda: router.backend.counts.prefill_calls) == 0
+        assert router.call(lambda: router.backend.counts.decode_calls) == 0
+        # What only scores its prompt asks prefill alone, and is refused as well.
+        scoring = {"model": "test-model", "prompt": "x", "echo": True, "max_tokens": 0}
+        error_of(http.post(f"{router.url}/v1/completions", json=scoring), 503)
+        router.call(lambda: tell("a-1", "the-model", "3"))
+        wait_ready(router, http)
+        assert chat(router, http).status_code == 200

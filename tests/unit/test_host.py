@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from splash_core.leader.host import free_memory, reachable_host, threads_per_rank, usable_cores
+from splash_core.leader.host import free_memory, memory_limit, reachable_host, threads_per_rank, usable_cores
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -27,10 +27,12 @@ def test_memory(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
     assert free_memory(tmp_path) == 3000
+    assert memory_limit(tmp_path) == 5000
     (tmp_path / "memory.current").write_text("9000\n")
     assert free_memory(tmp_path) == 0
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory(tmp_path) > 9000
+    assert memory_limit(tmp_path) == psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize("listening", ["0.0.0.0", "::", "[::]"])

@@ -1,7 +1,9 @@
 """`splash plan`: the numbers that the paper gives, the switch table from the planner, and the exit codes."""
 
 import json
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -264,7 +266,8 @@ class TestCommand:
             (["--model", "gpt-2", "--ranks", "2"], 2, "deepseek-v3.2"),
             (["--model", "deepseek-v3", "--ranks", "8", "--gpu", "tpu"], 2, "b200"),
             (["--model", "deepseek-v3", "--ranks", "8", "--fraction", "1.5"], 2, "--fraction"),
-            (["--model", "deepseek-v3", "--ranks", "8", "--dtype", "int4"], 2, "fp8"),
+            (["--model", "deepseek-v3", "--ranks", "8", "--dtype", "int4"], 2, "name one of auto, fp64"),
+            (["--model", "smollm2-mla", "--ranks", "2"], 2, "splash model fetch smollm2-mla"),
             (["--model", "deepseek-v3", "--ranks", "8", "--layouts", "TP,EP"], 2, "TP, CP, DP, DOP"),
             (["--model", "deepseek-v3", "--ranks", "0"], 2, "--ranks"),
         ],
@@ -277,6 +280,7 @@ class TestCommand:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
         monkeypatch.setattr("sys.argv", ["splash", "plan", *args])
         with pytest.raises(SystemExit) as exit_info:
             cli.main()
@@ -292,3 +296,35 @@ def test_bad_model_text_lists_known() -> None:
 def test_primitives_of_the_table_are_counted_once() -> None:
     counts = Counter(kind.kv for kind in switch_table(8))
     assert counts == {EXCHANGE: 4, GATHER: 3, Primitive.DISCARD: 3, Primitive.KEEP: 2}
+
+
+def test_a_fetched_model_is_known_and_a_bad_config_is_named(
+    tiny_v3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    models = tmp_path / "splash" / "models"
+    models.mkdir(parents=True)
+    (models / "smollm2-mla").symlink_to(tiny_v3)
+    assert load_spec("smollm2-mla").layers == load_spec(str(tiny_v3)).layers
+    bad = tmp_path / "bad.json"
+    for text in ('{"model_type": "gpt2"}', '{"model_type": "deepseek_v3"}', "{"):
+        bad.write_text(text)
+        with pytest.raises(ConfigError, match=str(bad)):
+            load_spec(str(bad))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nearest"),
+    [
+        ({"page_size": 10**9}, r"--page-size 64$"),
+        ({"chunk_tokens": 10**8}, r"--chunk-tokens 2048$"),
+        ({"num_ranks": 100_000, "chunk_tokens": 2048 * 100_000}, r"--chunk-tokens 2048$"),
+        ({"page_size": 10**9, "chunk_tokens": 10**8}, r"--page-size 64 --chunk-tokens 2048$"),
+        ({"page_size": 10**9, "num_ranks": 2}, r"--page-size 64 --ranks \d+ \("),
+    ],
+)
+def test_sizes_beyond_all_memory_are_told_the_usual_ones(sizes: dict[str, int], nearest: str) -> None:
+    wanted = replace(deployment("h200", ranks=8, fraction=0.9, dtype="fp8"), **sizes)  # type: ignore[arg-type]
+    with pytest.raises(Infeasible) as raised:
+        build_plan(named_spec("deepseek-v3.2"), named_gpu("h200"), wanted)
+    assert re.match(nearest, raised.value.nearest or "")

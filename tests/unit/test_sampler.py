@@ -125,6 +125,20 @@ def test_greedy_takes_the_lowest_id_of_equals() -> None:
     assert sample(values[1:], [biased]).tokens == (12,)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shift", [-50.0, 0.0, 50.0])
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-39, 1e-40, 1e-308, 5e-324])
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}])
+def test_a_temperature_whose_division_overflows_is_greedy(
+    dtype: torch.dtype, shift: float, temperature: float, cuts: dict[str, Any]
+) -> None:
+    values = (logits(3, seed=8) + shift).to(dtype)
+    # A row whose best logit is 0 has no quotient that overflows upwards.
+    values[2] -= values[2].max()
+    drawn = sample(values, [row(seed=seed, temperature=temperature, **cuts) for seed in range(3)])
+    assert drawn.tokens == sample(values, [row(temperature=0.0)] * 3).tokens
+
+
 def test_tied_candidates_stay_together() -> None:
     values = torch.zeros(1, VOCAB)
     draws = {sample(values, [row(position=position, top_k=2)]).tokens[0] for position in range(400)}

@@ -1,5 +1,6 @@
 """Settings: where values come from, what is refused, and that flags reproduce a settings object."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,14 @@ from splash_core.config import (
     admin_key,
     cache_home,
     child_environment,
-    reference,
     resolve,
     state_home,
 )
 from splash_core.errors import ConfigError
 from splash_core.layout import layout
 from splash_core.layout.layout import Layout
-from splash_core.settings_base import as_flags, parse_size
+from splash_core.policy.config import load_policy
+from splash_core.settings_base import as_flags, checked, parse_size, reference
 
 
 def test_flags_win_over_environment_over_file_over_default(tmp_path: Path) -> None:
@@ -146,3 +147,91 @@ def test_state_and_cache_folders_follow_xdg(tmp_path: Path) -> None:
 def test_settings_name_every_layout_and_no_other() -> None:
     assert tuple(Layout) == LAYOUTS
     assert layout.STANDARD_LAYOUTS == STANDARD_LAYOUTS
+
+
+KINDS = (GroupSettings, RouterSettings, UpSettings)
+NUMBERS = sorted(
+    {
+        (kind, field.name)
+        for kind in KINDS
+        for field in dataclasses.fields(kind)
+        if isinstance(field.default, int | float) and not field.metadata["hidden"]
+    },
+    key=lambda entry: (entry[0].__name__, entry[1]),
+)
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "-5G", "1e400", "1e999G"])
+def test_no_number_may_be_negative_infinite_or_no_number(kind: type, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: "):
+        resolve(kind, flags={name: value}, environ={})
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"port": "99999"}, "at least 0, at most 65,535"),
+        ({"admin_port": "65536"}, "at most 65,535"),
+        ({"step_timeout_s": "0"}, "above 0, at most 1,000,000"),
+        ({"drain_timeout_s": "1e300"}, "at most 1,000,000"),
+        ({"admission_overcommit": "0.5"}, "at least 1"),
+        ({"page_size": "0"}, "at least 1"),
+        ({"decode_ranks": "0"}, "at least 1"),
+    ],
+)
+def test_a_number_out_of_range_is_told_the_range(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(UpSettings, flags=flags, environ={})
+
+
+def test_every_default_is_in_its_range() -> None:
+    for kind, name in NUMBERS:
+        field = next(field for field in dataclasses.fields(kind) if field.name == name)
+        assert checked(field.default, field, name) == field.default
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 5", "unknown setting 'prot'; is port meant"),
+        ("kv-byte = 5", "unknown setting 'kv-byte'; is kv_bytes meant"),
+        ("zzzzzz = 5", "unknown setting 'zzzzzz'; see docs/settings.md"),
+        ("[decode]\nranks = 2", r"no sections, but the file has \[decode\]"),
+        ("kv-bytes = 1\nkv_bytes = 2", "kv_bytes is given twice"),
+        ('port = "many"', "port in .*'many' is not a number"),
+        ("port = true", "port in .*True must be of type int"),
+        ("step_timeout_s = nan", "step_timeout_s in .*nan is out of range"),
+        ("ranks = 0", "ranks in .*0 is out of range"),
+        ('model = "a\\u0000b"', "model in .*NUL"),
+    ],
+)
+def test_whatever_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "splash.toml"
+    file.write_text(text)
+    # The flag wins, and `ranks` belongs to another command; the file is wrong all the same.
+    with pytest.raises(ConfigError, match=words) as raised:
+        resolve(UpSettings, flags={"port": "1"}, config=file, environ={})
+    assert str(file) in str(raised.value)
+
+
+def test_commands_share_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "splash.toml"
+    file.write_text('model = "m"\nranks = 3\ndecode_ranks = 4\nprefill = "a:1"\nadmin = "http://x"\n')
+    assert resolve(GroupSettings, flags={}, config=file, environ={}).ranks == 3
+    assert resolve(UpSettings, flags={}, config=file, environ={}).decode_ranks == 4
+    assert resolve(RouterSettings, flags={}, config=file, environ={}).prefill == "a:1"
+    assert resolve(AdminSettings, flags={}, config=file, environ={}).admin == "http://x"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="directory"):
+        resolve(UpSettings, flags={}, config=tmp_path, environ={})
+    file = tmp_path / "latin1.toml"
+    file.write_bytes(b'model = "caf\xe9"')
+    with pytest.raises(ConfigError, match=r"not UTF-8 \(byte 12\)"):
+        resolve(UpSettings, flags={}, config=file, environ={})
+    with pytest.raises(ConfigError, match="key file"):
+        admin_key(AdminSettings(admin_key_file=str(file)), environ={})
+    with pytest.raises(ConfigError, match="policy file"):
+        load_policy(str(file))

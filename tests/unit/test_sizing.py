@@ -12,10 +12,18 @@ from splash_core.errors import ConfigError, Infeasible
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import page_bytes
 from splash_core.leader.build import draw_blueprint
-from splash_core.leader.sizing import MOST_BYTES, HostMemory, default_kv_bytes, gpu_kv_bytes, projection_bytes
+from splash_core.leader.host import memory_limit
+from splash_core.leader.sizing import (
+    MOST_BYTES,
+    HostMemory,
+    default_kv_bytes,
+    gpu_kv_bytes,
+    projection_bytes,
+)
 from splash_core.policy.snapshot import Phase
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.hardware import named_gpu
+from splash_core.spec.model import ModelSpec
 from splash_core.switch.chunks import STAGING_PARTS
 from splash_core.units import GIB
 
@@ -102,3 +110,22 @@ def test_staging_that_cannot_move_a_page_is_refused(tiny_v3: Path) -> None:
     assert draw_blueprint(enough, Phase.DECODE).scheduling.staging_bytes == slot
     with pytest.raises(Infeasible, match=rf"nearest feasible: --staging-bytes {STAGING_PARTS * slot}"):
         draw_blueprint(dataclasses.replace(enough, staging_bytes=STAGING_PARTS * slot - 1), Phase.DECODE)
+
+
+@pytest.mark.parametrize(("device", "host_ranks"), [("cpu", 0), ("cpu", 6), ("cuda", 0)])
+def test_more_kv_room_than_there_is_memory_is_refused_with_the_most_that_fits(
+    tiny_v3: Path, device: str, host_ranks: int
+) -> None:
+    settings = GroupSettings(model=str(tiny_v3), device=device, host_ranks=host_ranks, kv_bytes=1 << 50)
+    with pytest.raises(Infeasible, match="is more than there is memory") as raised:
+        draw_blueprint(settings, Phase.DECODE)
+    assert raised.value.nearest is not None
+    flag, _, nearest = raised.value.nearest.partition(" ")
+    assert flag == "--kv-bytes"
+    # Not drawn: that would list millions of pages.
+    page = page_bytes(
+        ModelSpec.from_checkpoint(tiny_v3), page_size=64, elem_bytes=4 if device == "cpu" else 2
+    )
+    assert int(nearest) % page == 0
+    memory = memory_limit() if device == "cpu" else named_gpu("h200").memory_bytes
+    assert memory * 0.9 < int(nearest) * ((host_ranks or 2) if device == "cpu" else 1) < memory
