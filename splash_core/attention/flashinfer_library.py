@@ -113,6 +113,32 @@ class FlashInferLibrary:
         )
         # Shared by all plans: partial results live only inside one call.
         self._workspace_B = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._compile(spec)
+
+    def _compile(self, spec: ModelSpec) -> None:
+        """Use each kernel once: its first use on a machine compiles it, which takes a minute."""
+        device, dtype = self._workspace_B.device, self._shape.dtype
+        q_NHD = torch.zeros(2, 1, spec.qk_dim, dtype=dtype, device=device)
+        self.prefill(q_NHD, q_NHD, torch.zeros(2, 1, spec.v_dim, dtype=dtype, device=device))
+        one = np.ones(1, dtype=np.int64)
+        runs = Runs(
+            num_rows=1,
+            page_size=1,
+            first_R=one * 0,
+            count_R=one,
+            num_keys_R=one,
+            page_R=one * 0,
+            slots_M=one * 0,
+        )
+        plan = self.mla_plan()
+        plan.plan(runs, heads=spec.heads)
+        q_NHC = torch.zeros(1, spec.heads, spec.kv_row, dtype=dtype, device=device)
+        plan.run(
+            q_NHC,
+            torch.zeros(1, 1, spec.kv_row, dtype=dtype, device=device),
+            torch.empty_like(q_NHC[..., : spec.kv_lora_rank]),
+            torch.empty(1, spec.heads, dtype=torch.float32, device=device),
+        )
 
     def mla_plan(self) -> "FlashInferPlan":
         """As the protocol says."""

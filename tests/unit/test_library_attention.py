@@ -12,6 +12,7 @@ from splash_core.attention.batch import Batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.flashinfer_library import GraphBuffers
 from splash_core.attention.library_backend import GraphAttention, LibraryAttention, PlannedRuns
+from splash_core.attention.registry import attends
 from splash_core.attention.runs import Runs
 from splash_core.kernels.base import IntArray
 from splash_core.kernels.reference import attend_absorbed
@@ -74,8 +75,7 @@ def test_a_graph_plan_serves_padded_steps(tiny_v3: Path, layout: Layout) -> None
     def adapt(ctx: RankContext) -> RankContext:
         library = TorchLibrary(scale=ctx.scale, latent=ctx.spec.kv_lora_rank)
         attention = Capturing(library, ctx.kernels)
-        heads = ctx.spec.heads // 2 if layout is Layout.TP else ctx.spec.heads
-        rows = 3 if layout in (Layout.DP, Layout.DOP) else 6
+        rows, heads = attends(layout, ctx, 3)
         attention.graph = attention.for_graph(GraphBuffers(rows=rows, heads=heads, max_pages=100))
         return replace(ctx, attention=attention)
 
