@@ -32,6 +32,8 @@ class Experts:
     """The routed experts that a rank holds: `first … first + E_j - 1` of the layer."""
 
     first: int
+    num_in_layer: int
+    """On all ranks."""
     gate_up_EXD: Tensor
     """`[E_j, 2·I, D]`, gate rows above up rows."""
     down_EDI: Tensor

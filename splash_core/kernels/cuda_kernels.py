@@ -14,7 +14,12 @@ from torch import Tensor
 
 from splash_core.kernels import reference
 from splash_core.kernels.base import Experts, IntArray, WritePlaces
-from splash_core.kernels.expert_pairs import grouped_experts, masked_experts
+from splash_core.kernels.expert_pairs import (
+    dense_experts,
+    grouped_experts,
+    masked_experts,
+    wants_dense,
+)
 from splash_core.kernels.uploads import Uploads
 
 _GROUPED_WIDTH = 8
@@ -67,10 +72,13 @@ class CudaKernels:
     def moe_experts(
         self, out_ND: Tensor, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor, experts: Experts
     ) -> None:
-        """As the protocol says; grouped products in bf16, every expert on every row in wider types."""
+        """As the protocol says; batched or grouped products in bf16, in wider types expert by expert."""
+        num_rows, choices = ids_NK.shape
         # Rows of every operand must be whole 16-byte units.
         widths = x_ND.shape[1], experts.down_EDI.shape[2]
-        if x_ND.dtype is torch.bfloat16 and not any(width % _GROUPED_WIDTH for width in widths):
-            grouped_experts(out_ND, x_ND, ids_NK, weights_NK, experts, self._pairs)
-        else:
+        if x_ND.dtype is not torch.bfloat16 or any(width % _GROUPED_WIDTH for width in widths):
             masked_experts(out_ND, x_ND, ids_NK, weights_NK, experts)
+        elif wants_dense(num_rows=num_rows, choices=choices, num_in_layer=experts.num_in_layer):
+            dense_experts(out_ND, x_ND, ids_NK, weights_NK, experts, self._pairs)
+        else:
+            grouped_experts(out_ND, x_ND, ids_NK, weights_NK, experts, self._pairs)

@@ -16,6 +16,9 @@ from torch import Tensor
 from splash_core.kernels.base import Experts
 from splash_core.kernels.ffn import gated_ffn
 
+DENSE_ROWS = 128
+"""Most rows for which every expert computes every row."""
+
 ROWS_AT_ONCE = 8192
 """Rows whose pairs are held at once: bounds memory, and keeps products large."""
 
@@ -28,6 +31,14 @@ class PairKernels(Protocol):
 
         Returns:
             places_NK, int64 or int32: each pair's place; ends_E, int32: where each expert's pairs end.
+        """
+        ...
+
+    def dense_places(self, ids_NK: Tensor, first: int, num_experts: int) -> tuple[Tensor, Tensor]:
+        """Places where every local expert has computed every row: those of expert e begin at e·N.
+
+        Returns:
+            places_NK, int64 or int32 (E_j·N for a pair of another rank's expert); and `[E_j·N]`, int32.
         """
         ...
 
@@ -60,6 +71,35 @@ def grouped_experts(
     for start in range(0, x_ND.shape[0], ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         _some_rows(out_ND[part], x_ND[part], ids_NK[part], weights_NK[part], experts, pairs)
+
+
+def wants_dense(*, num_rows: int, choices: int, num_in_layer: int) -> bool:
+    """True where computing every local expert on every row is the faster way.
+
+    Few rows cost no more than the reading of weights, which a batched product does at the memory's full
+    rate and a grouped one at two thirds of it (measured on H200, 8 experts of 7168 × 2048: 162 µs against
+    287 with 2 rows, 184 against 246 with 128). It pays where most experts are chosen by some row anyway.
+    """
+    return num_rows <= DENSE_ROWS and num_rows * choices >= num_in_layer
+
+
+def dense_experts(
+    out_ND: Tensor,
+    x_ND: Tensor,
+    ids_NK: Tensor,
+    weights_NK: Tensor,
+    experts: Experts,
+    pairs: PairKernels,
+) -> None:
+    """As `Kernels.moe_experts` says: every local expert on every row, as two batched products."""
+    num_experts, rows = experts.gate_up_EXD.shape[0], x_ND.shape[0]
+    if num_experts == 0 or rows == 0:
+        return
+    places_NK, ends = pairs.dense_places(ids_NK, experts.first, num_experts)
+    gate_up_ENX = torch.bmm(x_ND.expand(num_experts, -1, -1), experts.gate_up_EXD.mT)
+    hidden_PI = pairs.silu_mul(gate_up_ENX.view(num_experts * rows, -1), ends)
+    y_END = torch.bmm(hidden_PI.view(num_experts, rows, -1), experts.down_EDI.mT)
+    pairs.combine(out_ND, y_END.view(num_experts * rows, -1), places_NK, weights_NK, ends)
 
 
 def _some_rows(
@@ -107,6 +147,15 @@ class TorchPairs:
         ends_E = torch.searchsorted(sorted_P, wanted_E, right=True, out_int32=True)
         return places_P.view_as(ids_NK), ends_E
 
+    def dense_places(self, ids_NK: Tensor, first: int, num_experts: int) -> tuple[Tensor, Tensor]:
+        """As the protocol says."""
+        rows = ids_NK.shape[0]
+        local_NK = ids_NK - first
+        places_NK = local_NK * rows + torch.arange(rows, device=ids_NK.device)[:, None]
+        is_local_NK = (local_NK >= 0) & (local_NK < num_experts)
+        end = torch.full((1,), num_experts * rows, dtype=torch.int32, device=ids_NK.device)
+        return torch.where(is_local_NK, places_NK, num_experts * rows), end
+
     def spread(self, x_ND: Tensor, places_NK: Tensor, ends_E: Tensor) -> Tensor:
         """As the protocol says."""
         del ends_E
@@ -128,6 +177,6 @@ class TorchPairs:
         for choice in range(places_NK.shape[1]):
             places_N = places_NK[:, choice]
             # What lies beyond the local pairs may be anything, NaN included: it is left out, not weighted 0.
-            part_ND = y_PD[places_N] * weights_NK[:, choice, None]
+            part_ND = y_PD[places_N.clamp(max=y_PD.shape[0] - 1)] * weights_NK[:, choice, None]
             total_ND += torch.where((places_N < ends_E[-1])[:, None], part_ND, 0.0)
         out_ND.copy_(total_ND)

@@ -18,6 +18,7 @@ MAX_COUNTED_PAIRS = 8192
 
 _BLOCK = 64
 _SPAN = 128
+_DENSE_BLOCK = 1024
 _COLUMNS = 2048
 """Columns of a row that one program handles."""
 
@@ -55,6 +56,27 @@ def _order(
         before += tl.sum(((theirs[None, :] < mine[:, None]) | same).to(tl.int32), axis=1)
     tl.store(places + at, before, mask=is_pair)
     tl.store(ends + expert, before, mask=is_expert)
+
+
+@triton.jit
+def _dense_places(
+    ids,
+    places,
+    end,
+    num_pairs,
+    num_rows,
+    first,
+    num_experts,
+    choices: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    pair = tl.program_id(0) * block + tl.arange(0, block)
+    inside = pair < num_pairs
+    local = tl.load(ids + pair, mask=inside, other=-1).to(tl.int32) - first
+    here = (local >= 0) & (local < num_experts)
+    beyond = num_experts * num_rows
+    tl.store(places + pair, tl.where(here, local * num_rows + pair // choices, beyond), mask=inside)
+    tl.store(end, beyond)
 
 
 @triton.jit
@@ -144,6 +166,26 @@ class TritonPairs:
             span=_SPAN,
         )
         return places_NK, ends_E
+
+    def dense_places(self, ids_NK: Tensor, first: int, num_experts: int) -> tuple[Tensor, Tensor]:
+        """As the protocol says."""
+        ids_NK = ids_NK.contiguous()
+        num_rows, choices = ids_NK.shape
+        places_NK = torch.empty(ids_NK.shape, dtype=torch.int32, device=ids_NK.device)
+        end = torch.empty(1, dtype=torch.int32, device=ids_NK.device)
+        grid = (triton.cdiv(ids_NK.numel(), _DENSE_BLOCK),)
+        _dense_places[grid](
+            ids_NK,
+            places_NK,
+            end,
+            ids_NK.numel(),
+            num_rows,
+            first,
+            num_experts,
+            choices=choices,
+            block=_DENSE_BLOCK,
+        )
+        return places_NK, end
 
     def spread(self, x_ND: Tensor, places_NK: Tensor, ends_E: Tensor) -> Tensor:
         """As the protocol says."""

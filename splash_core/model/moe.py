@@ -81,6 +81,11 @@ def moe_ffn(x_ND: Tensor, shard: MoeShard, spec: ModelSpec, kernels: Kernels) ->
     """This rank's term of the MoE layer's sum over ranks: its experts and its share of the shared ones."""
     ids_NK, weights_NK = route(x_ND, shard, spec)
     out_ND = torch.zeros_like(x_ND) if shard.shared is None else dense_ffn(x_ND, shard.shared)
-    experts = Experts(first=shard.first, gate_up_EXD=shard.gate_up, down_EDI=shard.down)
+    experts = Experts(
+        first=shard.first,
+        num_in_layer=shard.gate_ED.shape[0],
+        gate_up_EXD=shard.gate_up,
+        down_EDI=shard.down,
+    )
     kernels.moe_experts(out_ND, x_ND, ids_NK, weights_NK, experts)
     return out_ND

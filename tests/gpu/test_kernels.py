@@ -187,6 +187,7 @@ def test_pairs_equal_plain_torch(
     [
         (1, 64, 32, 8, 2),
         (5, 256, 64, 16, 4),
+        (64, 7168, 2048, 16, 8),
         (130, 7168, 2048, 16, 8),
         (9000, 256, 128, 64, 8),
         (3, 65, 33, 4, 2),
@@ -208,9 +209,11 @@ def test_experts_equal_the_loop_in_fp64(
         gate_up = randn(local, 2 * width, hidden, dtype=dtype) / hidden**0.5
         down = randn(local, hidden, width, dtype=dtype) / width**0.5
         got, want = out_ND.clone(), out_ND.double()
-        experts = Experts(first=first, gate_up_EXD=gate_up, down_EDI=down)
+        experts = Experts(first=first, num_in_layer=num_experts, gate_up_EXD=gate_up, down_EDI=down)
         kernels.moe_experts(got, x_ND, ids_NK, weights_NK, experts)
-        wide = Experts(first=first, gate_up_EXD=gate_up.double(), down_EDI=down.double())
+        wide = Experts(
+            first=first, num_in_layer=num_experts, gate_up_EXD=gate_up.double(), down_EDI=down.double()
+        )
         TorchKernels(CUDA).moe_experts(want, x_ND.double(), ids_NK, weights_NK.double(), wide)
         limit = 1e-2 if dtype is torch.bfloat16 else 1e-5
         assert_close(got, want, relative=limit, what=f"experts {first}+{local} of {num_experts}, {dtype}")
@@ -225,7 +228,9 @@ def test_a_graph_replays_appends_and_experts_on_new_indices() -> None:
     kernels = CudaKernels(buffer)
     arena, rows_NC = torch.zeros(6, 2, 4, 16, device=CUDA), randn(3, 16, dtype=torch.float32)
     x_ND, out_ND = randn(3, 64), torch.zeros(3, 64, dtype=torch.bfloat16, device=CUDA)
-    experts = Experts(first=2, gate_up_EXD=randn(2, 64, 64) / 8, down_EDI=randn(2, 64, 32) / 8)
+    experts = Experts(
+        first=2, num_in_layer=8, gate_up_EXD=randn(2, 64, 64) / 8, down_EDI=randn(2, 64, 32) / 8
+    )
     weights_NK = torch.rand(3, 2, device=CUDA)
 
     def step(slots: list[int], ids: list[list[int]]) -> tuple:
@@ -256,7 +261,10 @@ def test_a_graph_replays_appends_and_experts_on_new_indices() -> None:
             graph.replay()
             want = torch.zeros(3, 64, dtype=torch.float64, device=CUDA)
             wide = Experts(
-                first=2, gate_up_EXD=experts.gate_up_EXD.double(), down_EDI=experts.down_EDI.double()
+                first=2,
+                num_in_layer=8,
+                gate_up_EXD=experts.gate_up_EXD.double(),
+                down_EDI=experts.down_EDI.double(),
             )
             TorchKernels(CUDA).moe_experts(
                 want, x_ND.double(), torch.tensor(ids, device=CUDA), weights_NK.double(), wide
@@ -271,7 +279,7 @@ def test_a_graph_replays_appends_and_experts_on_new_indices() -> None:
 def test_no_kernel_waits_for_the_device(kernels: CudaKernels) -> None:
     ids_NK, weights_NK = choices(2000, 64, 8)  # more pairs than are counted: they are sorted
     x_ND, out_ND = randn(2000, 256), randn(2000, 256)
-    experts = Experts(first=8, gate_up_EXD=randn(16, 256, 256), down_EDI=randn(16, 256, 128))
+    experts = Experts(first=8, num_in_layer=32, gate_up_EXD=randn(16, 256, 256), down_EDI=randn(16, 256, 128))
     arena, slots_M = randn(8, 2, 4, 16), torch.tensor([3, 1], device=CUDA)
     out, lse = randn(2, 5, 4, 128), randn(2, 5, 4, dtype=torch.float32)
 
@@ -281,7 +289,9 @@ def test_no_kernel_waits_for_the_device(kernels: CudaKernels) -> None:
         kernels.scatter_pages(arena[:, 0], slots_M, kernels.gather_pages(arena[:, 1], slots_M))
         kernels.merge_by_lse(out, lse)
 
-    wide = Experts(first=8, gate_up_EXD=experts.gate_up_EXD.float(), down_EDI=experts.down_EDI.float())
+    wide = Experts(
+        first=8, num_in_layer=32, gate_up_EXD=experts.gate_up_EXD.float(), down_EDI=experts.down_EDI.float()
+    )
     all_of_them()  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
