@@ -81,13 +81,13 @@ class StateMover:
         me = self._comm.rank
         peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
         shard = self._arena.shard
-        recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers for matrix in matrices]
-        self._comm.exchange(
-            [Transfer(peer, shard(layer, matrix, me)) for peer in peers for matrix in matrices],
-            recvs,
-            tag="switch.weights",
-        )
-        self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
+        # One exchange for each matrix: transfers between the same two ranks share the channels of an exchange
+        # evenly, whatever their sizes, so that in a common one the largest would be left with a third of them.
+        for matrix in matrices:
+            recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers]
+            own = shard(layer, matrix, me)
+            self._comm.exchange([Transfer(peer, own) for peer in peers], recvs, tag="switch.weights")
+            self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
 
 
 class PlannedChunk:
