@@ -14,13 +14,13 @@ from services.bench.spmd import RankHost, resolved
 from splash_core.cost.switch import exposed_running_ahead, exposed_with_one_buffer
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import Layout, Matrix
 from splash_core.switch.manifest import SwitchMode
 from tests.support.delays import DelayComm, Span, delayed
 
 LAYERS = 3
 COMPUTE, WEIGHTS, PAGES = "ffn.gather_rows", "switch.weights", "switch.pages"
-"""One call a layer each: a rank's computation, the gather of its weights, the move of its pages."""
+"""A rank's computation and the move of its pages, one call a layer each; its weights, one a matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Case:
 
     @property
     def delays(self) -> dict[str, float]:
-        return {COMPUTE: self.compute_s, WEIGHTS: self.weights_s, PAGES: self.pages_s}
+        return {COMPUTE: self.compute_s, WEIGHTS: self.weights_s / len(Matrix), PAGES: self.pages_s}
 
     @property
     def layer_s(self) -> float:
@@ -136,7 +136,9 @@ def spans_of_a_switch(case: Case, mode: SwitchMode) -> tuple[list[Span], list[Sp
         return compute, transfer
 
     compute, transfer = run_ranks(2, program)[0]
-    return compute.spans, transfer.spans
+    calls = len(transfer.spans) // LAYERS
+    moved = [transfer.spans[layer * calls : (layer + 1) * calls] for layer in range(LAYERS)]
+    return compute.spans, [Span(spans[0].tag, spans[0].begin, spans[-1].end) for spans in moved]
 
 
 @pytest.mark.parametrize("name", ["weights, bound by transfers", "pages, bound by computation"])
