@@ -81,8 +81,8 @@ class StateMover:
         me = self._comm.rank
         peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
         shard = self._arena.shard
-        # One exchange for each matrix: transfers between the same two ranks share the channels of an exchange,
-        # so that in a common one the largest ends long after the others (measured: half the bandwidth).
+        # One exchange for each matrix: transfers between the same two ranks share an exchange's channels, so
+        # that in a common one the largest ends long after the others (measured: half the bandwidth).
         for matrix in matrices:
             recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers]
             own = shard(layer, matrix, me)
