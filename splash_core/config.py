@@ -99,7 +99,7 @@ class WorkerSettings(ModelSettings):
         within=COUNT,
     )
     switch_layers_ahead: int = setting(
-        LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes (cuda)."
+        LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes.", within=COUNT
     )
     precopy_bytes_per_step: int = setting(
         STAGING_BYTES,

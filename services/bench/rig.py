@@ -26,6 +26,7 @@ from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.spec.model import ModelSpec
+from splash_core.switch.chunks import chunk_bytes
 from splash_core.switch.manifest import SwitchMode
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -108,7 +109,9 @@ class Rig:
         self._timer = StepTimer(self.clock)
         self.engine.mark = self._timer.mark
         self._recorded: dict[Layout, dict[str, float]] = {}
-        self.group = BenchGroup(self.spec, self.arena, layout, staging_bytes=settings.staging_bytes)
+        self.group = BenchGroup(
+            self.spec, self.arena, layout, staging_bytes=chunk_bytes(settings.staging_bytes)
+        )
 
     def record_decode(self, layout: Layout, most_rows: Sequence[int]) -> dict[str, float]:
         """Record a layout's decode steps, once; what it took, as fields of a row (nothing where it is off).

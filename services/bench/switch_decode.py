@@ -17,6 +17,7 @@ from splash_core.errors import Infeasible
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import Role
+from splash_core.switch.chunks import chunk_bytes
 from splash_core.switch.manifest import SwitchMode
 
 AHEAD_ROOM = 512
@@ -44,7 +45,7 @@ class DecodeSwitches:
                 role=Role.DECODE,
                 layouts=tuple(demand.layouts),
                 max_running=demand.batch,
-                staging_bytes=settings.staging_bytes,
+                staging_bytes=chunk_bytes(settings.staging_bytes),
                 precopy_bytes_per_step=settings.precopy_bytes_per_step,
             ),
         )

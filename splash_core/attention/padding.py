@@ -1,4 +1,4 @@
-"""Batches of one shape: decode rows padded to the same number on every rank (docs/model.md §5).
+"""Batches of one shape: decode rows padded to the same number on every rank (docs/decisions, 13).
 
 A CUDA graph replays fixed shapes, so a step of decode rows is brought to a bucket: every rank carries
 `bucket` home rows, of which the last ones may be padding. A padding row belongs to no sequence, writes no

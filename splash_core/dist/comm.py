@@ -68,7 +68,7 @@ class Comm(Protocol):
         ...
 
     def barrier(self) -> None:
-        """Return once every rank has called it."""
+        """Return once every rank has called it; `OneShotComm`'s only makes the stream wait."""
         ...
 
     def settle(self) -> None:
@@ -85,7 +85,7 @@ class Comm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankComms:
-    """What a rank talks through: two communicators over the same ranks, made at start (docs/model.md §5)."""
+    """What a rank talks through: communicators over the same ranks, made at start (docs/model.md §5)."""
 
     compute: Comm
     transfer: Comm

@@ -155,11 +155,11 @@ def _one_shot(compute: NcclComm, device: torch.device) -> Comm | None:
     """Small collectives over the GPUs' shared memory; None where some rank cannot reach another's."""
     if compute.size == 1:
         return None
+    memory: SymmetricMemory | None = None
     try:
         memory = SymmetricMemory(compute.group, num_bytes=ONE_SHOT_BYTES, device=device)
     except RuntimeError as error:
         _log.warning("GPUs cannot read each other's memory, small collectives stay with NCCL: %s", error)
-        memory = None
     able = torch.tensor([memory is not None], dtype=torch.int64, device=device)
     everyone = compute.all_gather_rows(able, [1] * compute.size, tag="launch.one_shot")
     return OneShotComm(compute, memory) if memory is not None and bool(everyone.all()) else None

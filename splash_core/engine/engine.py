@@ -38,6 +38,7 @@ from splash_core.model.rope import RotaryTable, softmax_scale
 from splash_core.model.weights import load_shard, planned_bytes, read_projection
 from splash_core.scheduling.step import PromptLogprobs, SampledToken, StepPlan, StepResult, StepTimes
 from splash_core.spec.model import ModelSpec
+from splash_core.switch.chunks import chunk_bytes
 from splash_core.units import LAYERS_AHEAD
 
 
@@ -137,7 +138,8 @@ class RankEngine:
         return cls(ctx, comms, layout)
 
     def reserve_staging(self, num_bytes: int) -> None:
-        """Take the staging of switches now, so that no step stops to allocate it; nothing to do on CPU."""
+        """How much staging switches may take; on a GPU it is taken now, so that no step stops for it."""
+        self.mover.whole_page_bytes = chunk_bytes(num_bytes)
         if self._gpu is not None:
             for track, stream in enumerate(self._gpu.tracks):
                 with self._gpu.on(stream):

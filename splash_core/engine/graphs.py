@@ -1,4 +1,4 @@
-"""Decode steps as recorded computations, one per (layout, bucket) (docs/model.md §5).
+"""Decode steps as recorded computations, one per (layout, bucket) (docs/decisions, 13).
 
 The recorded part runs from token ids to the logits of every home row; sampling follows outside. Before
 each replay the step's batch is padded to its bucket and prepared anew on the host, with its indices going to

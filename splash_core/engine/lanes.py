@@ -115,7 +115,9 @@ class ThreadLane(Lane):
     def finish(self) -> None:
         self.wait_layer(self._num_layers - 1)
         if self._thread is not None:
+            began = time.perf_counter()
             self._thread.join()
+            self._waits.append(time.perf_counter() - began)
         if self._failure is not None:
             raise self._failure
 

@@ -68,6 +68,8 @@ class CudaGraphs:
                 run()
         torch.cuda.current_stream(self._device).wait_stream(side)
         torch.cuda.synchronize(self._device)
+        # Capturing begins by handing cached memory back: do it first, or it would count against the graph.
+        torch.cuda.empty_cache()
         free_before, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()
         # Another thread's calls (a transfer lane's) must not invalidate the capture.

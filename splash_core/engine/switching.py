@@ -11,6 +11,7 @@ gathered weights fill were cleared by the boundary moves. A slot that a chunk re
 chunk or a later one: the lane keeps a move's writes behind all reads up to its own.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -24,6 +25,7 @@ from splash_core.ids import RankId
 from splash_core.kernels.base import Kernels
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import Matrix
+from splash_core.switch.chunks import chunk_bytes
 from splash_core.switch.manifest import Chunk, Primitive, SwitchManifest, SwitchMode
 from splash_core.units import STAGING_BYTES
 
@@ -38,6 +40,8 @@ class StateMover:
         self.staging = Staging(arena.pages_SLPC.device)
         self.bytes_received = 0
         """From other ranks, since the mover was made."""
+        self.whole_page_bytes = chunk_bytes(STAGING_BYTES)
+        """Most that a rank may send, and receive, in one transfer of whole pages; equal on all ranks."""
 
     def prepare(self, chunk: Chunk) -> ChunkWork:
         """This rank's part of a chunk."""
@@ -176,10 +180,10 @@ class SwitchExecution:
         ]
         # A switch that only discards costs nothing.
         self._moves_any = bool(self._before or chunks or gathered)
-        few = sum(map(len, manifest.layer_chunks)) * arena.map.slot_bytes <= STAGING_BYTES
+        few = _most_pages(manifest) * arena.map.slot_bytes <= mover.whole_page_bytes
         # What copying ahead has left is a page or two of each request: all layers of it in one transfer cost
         # less than launching a transfer for each layer.
-        self._at_once = mode is SwitchMode.PRECOPIED and few and not gathered
+        self._at_once = mode is SwitchMode.PRECOPIED and few and not gathered and not self._before
         if self._at_once:
             self._before += [ChunkMove(chunk, mover, arena.pages_SLPC) for chunk in chunks]
             self._layers = []
@@ -216,3 +220,12 @@ class SwitchExecution:
     def times(self) -> SwitchTimes:
         """What the switch took; ask once, after `finish`."""
         return self._lane.times() if self._moves_any else SwitchTimes()
+
+
+def _most_pages(manifest: SwitchManifest) -> int:
+    """Pages that some rank sends, or receives, in the layer chunks; of the rank and the side with most."""
+    sides = Counter[tuple[str, RankId]]()
+    for move in (move for chunk in manifest.layer_chunks for move in chunk):
+        sides["sent", move.src] += 1
+        sides["received", move.dst] += 1
+    return max(sides.values(), default=0)

@@ -1,4 +1,4 @@
-"""The routed experts of one rank as grouped matrix products, without waiting for the device.
+"""The routed experts of one rank as grouped or batched matrix products, without waiting for the device.
 
 A *pair* is one (row, choice). Pairs are put in order: those of the rank's first expert, of its second, …,
 then those of other ranks' experts, which nobody computes. How many a rank has is known only on the device,
