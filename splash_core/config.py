@@ -103,7 +103,7 @@ class WorkerSettings(ModelSettings):
     )
     precopy_bytes_per_step: int = setting(
         STAGING_BYTES,
-        "Most that a rank receives in each ordinary step while a switch copies ahead (mode precopied).",
+        "Received in each ordinary step while a switch copies ahead; at least a page or a layer's weights.",
         unit="bytes",
         within=COUNT,
     )

@@ -18,7 +18,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from splash_core.dist.comm import Comm, RankComms
+from splash_core.dist.comm import Comm, RankComms, Transfer
 from splash_core.dist.fd_passing import fetch_fd, fresh_address, hand_out_fd, listen
 from splash_core.dist.gloo import GlooComm
 from splash_core.dist.meeting import (
@@ -35,8 +35,9 @@ from splash_core.dist.nccl import NcclComm, nccl_comm
 from splash_core.dist.oneshot import OneShotComm
 from splash_core.dist.shm import ShmComm
 from splash_core.dist.shm_segment import Segment, create_segment
-from splash_core.dist.symmetric import SymmetricMemory
+from splash_core.dist.symmetric import SymmetricAllocation, SymmetricMemory
 from splash_core.errors import ConfigError, GroupFailed
+from splash_core.ids import RankId
 
 _log = logging.getLogger("splash.dist")
 
@@ -64,6 +65,7 @@ def rank_comms(config: LaunchConfig) -> Iterator[RankComms]:
         backend = choose(config, peers)
         compute, transfer = _PAIRS[backend](store, config, peers, stack)
         for comm in (compute, transfer):
+            _connect(comm, config.device)
             comm.barrier()
         one_host = len({peer.host for peer in peers}) == 1
         small = _one_shot(compute, config.device) if isinstance(compute, NcclComm) and one_host else None
@@ -152,17 +154,45 @@ def _nccl_pair(
 
 
 def _one_shot(compute: NcclComm, device: torch.device) -> Comm | None:
-    """Small collectives over the GPUs' shared memory; None where some rank cannot reach another's."""
+    """Small collectives over the GPUs' shared memory; None, on all ranks alike, where that does not work."""
     if compute.size == 1:
         return None
+
+    def agreed(works: bool) -> bool:
+        mine = torch.tensor([works], dtype=torch.int64, device=device)
+        return bool(compute.all_gather_rows(mine, [1] * compute.size, tag="launch.one_shot").all())
+
+    allocation: SymmetricAllocation | None = None
     memory: SymmetricMemory | None = None
+    with _falls_back():
+        allocation = SymmetricAllocation(num_bytes=ONE_SHOT_BYTES, device=device)
+    # Connecting waits for every rank, so all must come or none.
+    if not agreed(allocation is not None) or allocation is None:
+        return None
+    with _falls_back():
+        memory = allocation.connect(compute.group)
+    if not agreed(memory is not None) or memory is None:
+        return None
+    return OneShotComm(compute, memory)
+
+
+@contextmanager
+def _falls_back() -> Iterator[None]:
     try:
-        memory = SymmetricMemory(compute.group, num_bytes=ONE_SHOT_BYTES, device=device)
+        yield
     except RuntimeError as error:
         _log.warning("GPUs cannot read each other's memory, small collectives stay with NCCL: %s", error)
-    able = torch.tensor([memory is not None], dtype=torch.int64, device=device)
-    everyone = compute.all_gather_rows(able, [1] * compute.size, tag="launch.one_shot")
-    return OneShotComm(compute, memory) if memory is not None and bool(everyone.all()) else None
+
+
+def _connect(comm: Comm, device: torch.device) -> None:
+    """Send a byte to every rank: NCCL connects two ranks at their first message, which takes a while."""
+    peers = [RankId(peer) for peer in range(comm.size) if peer != comm.rank]
+    byte = torch.zeros(1, dtype=torch.uint8, device=device)
+    comm.exchange(
+        [Transfer(peer, byte) for peer in peers],
+        [Transfer(peer, torch.empty_like(byte)) for peer in peers],
+        tag="launch.connect",
+    )
 
 
 def _part(store: dist.Store, config: LaunchConfig) -> None:
