@@ -16,6 +16,8 @@ READY := $(VENV)/.ready
 TORCH_ARGS ?=
 ARGS ?=
 TESTS ?= tests
+# A file's tests stay on one worker, so that what they share is made once.
+WORKERS ?= 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
@@ -36,7 +38,7 @@ demo: $(READY)  ## serve the demo model, chat, switch both phases through all tw
 	@env -u OMP_NUM_THREADS $(BIN)/splash demo --started-at $(STARTED_AT) $(ARGS)
 
 test: check  ## all checks and all tests that need no GPU (TESTS=path to choose)
-	@$(BIN)/python -m pytest -q $(TESTS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(TESTS)
 
 check: $(READY)  ## style, types, import direction, drift of the generated stubs
 	@$(BIN)/ruff check .
