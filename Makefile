@@ -16,7 +16,8 @@ READY := $(VENV)/.ready
 TORCH_ARGS ?=
 ARGS ?=
 TESTS ?= tests
-# A file's tests stay on one worker, so that what they share is made once.
+# A file's tests stay on one worker, so that what they share is made once; in the order of folders, so that the
+# long ones do not come last.
 WORKERS ?= 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -38,7 +39,7 @@ demo: $(READY)  ## serve the demo model, chat, switch both phases through all tw
 	@env -u OMP_NUM_THREADS $(BIN)/splash demo --started-at $(STARTED_AT) $(ARGS)
 
 test: check  ## all checks and all tests that need no GPU (TESTS=path to choose)
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(TESTS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: $(READY)  ## style, types, import direction, drift of the generated stubs
 	@$(BIN)/ruff check .

@@ -13,6 +13,8 @@ from tests.support.ranks import ProcessRanks
 from tests.support.schedules import SHORT, schedules
 from tests.support.small_model import small_checkpoint
 
+pytestmark = pytest.mark.timeout(900)
+
 NUM_SCHEDULES = 20
 
 

@@ -22,6 +22,8 @@ from tests.support.ranks import ThreadRanks
 from tests.support.schedules import ORDINARY, schedules
 from tests.support.small_model import small_checkpoint
 
+pytestmark = pytest.mark.timeout(900)
+
 NUM_SCHEDULES = 200
 NUM_VARIANT_SCHEDULES = 20
 AT_ONCE = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
