@@ -65,7 +65,6 @@ def rank_comms(config: LaunchConfig) -> Iterator[RankComms]:
         backend = choose(config, peers)
         compute, transfer = _PAIRS[backend](store, config, peers, stack)
         for comm in (compute, transfer):
-            _connect(comm, config.device)
             comm.barrier()
         one_host = len({peer.host for peer in peers}) == 1
         small = _one_shot(compute, config.device) if isinstance(compute, NcclComm) and one_host else None
@@ -150,6 +149,8 @@ def _nccl_pair(
             dist.destroy_process_group()
 
     stack.push(take_down)
+    for comm in comms:
+        _connect(comm, config.device)
     return comms
 
 
@@ -184,7 +185,7 @@ def _falls_back() -> Iterator[None]:
         _log.warning("GPUs cannot read each other's memory, small collectives stay with NCCL: %s", error)
 
 
-def _connect(comm: Comm, device: torch.device) -> None:
+def _connect(comm: NcclComm, device: torch.device) -> None:
     """Send a byte to every rank: NCCL connects two ranks at their first message, which takes a while."""
     peers = [RankId(peer) for peer in range(comm.size) if peer != comm.rank]
     byte = torch.zeros(1, dtype=torch.uint8, device=device)

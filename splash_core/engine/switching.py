@@ -180,10 +180,13 @@ class SwitchExecution:
         ]
         # A switch that only discards costs nothing.
         self._moves_any = bool(self._before or chunks or gathered)
-        few = _most_pages(manifest) * arena.map.slot_bytes <= mover.whole_page_bytes
         # What copying ahead has left is a page or two of each request: all layers of it in one transfer cost
         # less than launching a transfer for each layer.
-        self._at_once = mode is SwitchMode.PRECOPIED and few and not gathered and not self._before
+        self._at_once = (
+            mode is SwitchMode.PRECOPIED
+            and not (gathered or self._before)
+            and _most_pages(manifest) * arena.map.slot_bytes <= mover.whole_page_bytes
+        )
         if self._at_once:
             self._before += [ChunkMove(chunk, mover, arena.pages_SLPC) for chunk in chunks]
             self._layers = []
