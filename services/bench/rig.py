@@ -21,6 +21,7 @@ from services.bench.spmd import RankHost
 from splash_core.engine.engine import RankEngine
 from splash_core.engine.static_backends import decode_graphs
 from splash_core.ids import SeqId
+from splash_core.kernels.dtypes import BY_NAME
 from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
@@ -28,8 +29,6 @@ from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.chunks import chunk_bytes
 from splash_core.switch.manifest import SwitchMode
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
 class Runner(Protocol):
@@ -82,7 +81,7 @@ class Rig:
         self.host = host
         self.settings = settings
         self.spec: ModelSpec = bench_spec(settings.model, layers=settings.layers, experts=settings.experts)
-        self.dtype = DTYPES[settings.dtype]
+        self.dtype = BY_NAME[settings.dtype]
         self.arena = ArenaMap.build(
             self.spec,
             num_ranks=settings.ranks,

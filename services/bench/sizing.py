@@ -13,6 +13,7 @@ from splash_core.cost.footprint import Deployment, memory_account
 from splash_core.cost.precision import named_precision
 from splash_core.errors import Infeasible
 from splash_core.ids import RankId
+from splash_core.kernels.dtypes import BY_NAME
 from splash_core.layout.layout import RULES, Layout, Matrix
 from splash_core.layout.memory import MemoryAccount
 from splash_core.layout.slots import can_shard, matrix_elements, page_bytes, place_matrices
@@ -20,7 +21,6 @@ from splash_core.spec.hardware import named_gpu
 from splash_core.spec.model import ModelSpec
 from splash_core.units import format_bytes
 
-_ELEM_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
 _SPARE = 1.25
 """Slots per slot needed: switches move pages to free slots, as they do in service."""
 
@@ -88,7 +88,7 @@ def device_memory(settings: BenchSettings) -> int:
 
 
 def _needed_bytes(spec: ModelSpec, settings: BenchSettings, demand: Demand) -> int:
-    elem = _ELEM_BYTES[settings.dtype]
+    elem = BY_NAME[settings.dtype].itemsize
     slot = page_bytes(spec, page_size=settings.page_size, elem_bytes=elem)
     places = place_matrices(
         {matrix: matrix_elements(spec, matrix) * elem for matrix in Matrix},

@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from splash_core.attention.batch import Batch
-from splash_core.attention.context import Angles, RankContext
+from splash_core.attention.context import RankContext
+from splash_core.kernels.rows import Angles
 
 
 class LayoutAttention(ABC):

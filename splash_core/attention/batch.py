@@ -6,7 +6,7 @@ everywhere without asking. Rows are home-major (see `layout.homes`).
 Legend: N rows of the step, T ranks, P page size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,6 +114,22 @@ class Batch:
             assert not (written_NT & ~home_NT).any(), "a padded row is written away from home"
             return home_NT
         return written_NT
+
+
+def rows_by_sequence(batch: Batch, rows_N: IntArray) -> Iterator[tuple[BatchSequence, IntArray]]:
+    """Each sequence among some rows, and which of these are its own, ascending; padding is left out.
+
+    Args:
+        batch: the step.
+        rows_N: row numbers in the batch.
+    """
+    index_N = batch.sequence_N[rows_N]
+    order_N = np.argsort(index_N, kind="stable")
+    present, starts = np.unique(index_N[order_N], return_index=True)
+    ends = np.append(starts[1:], len(rows_N))
+    for index, start, end in zip(present, starts, ends, strict=False):
+        if index != PADDING:
+            yield batch.sequences[index], order_N[start:end]
 
 
 def build_batch(

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from splash_core.attention.backend import AttentionBackend
 from splash_core.dist.comm import Comm
@@ -13,9 +12,6 @@ from splash_core.kv.arena import Arena
 from splash_core.model.rope import RotaryTable
 from splash_core.model.shards import RankWeights
 from splash_core.spec.model import ModelSpec
-
-Angles = tuple[Tensor, Tensor]
-"""cos and sin of some rows, looked up once per step and used in every layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from splash_core.attention.backend import StagedRows
 from splash_core.attention.base import LayoutAttention
 from splash_core.attention.batch import Batch, IntArray
-from splash_core.attention.context import Angles, RankContext
+from splash_core.attention.context import RankContext
 from splash_core.attention.mla import (
     absorb,
     add_output_bias,
@@ -30,6 +30,7 @@ from splash_core.attention.mla import (
     write_places,
 )
 from splash_core.attention.routing import RowRoute
+from splash_core.kernels.rows import Angles
 from splash_core.layout.layout import Projection
 from splash_core.layout.ownership import NO_SLOT
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from splash_core.attention.batch import Batch, IntArray
-from splash_core.attention.context import Angles, RankContext
+from splash_core.attention.context import RankContext
 from splash_core.kernels import rows
 from splash_core.kernels.base import WritePlaces
 from splash_core.kernels.linear import linear, per_head
+from splash_core.kernels.rows import Angles
 from splash_core.layout.layout import Matrix, Projection
 from splash_core.model.norm import LATENT_EPS, rms_norm
 from splash_core.model.shards import LatentWeights

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from splash_core.attention.backend import StagedRows
-from splash_core.attention.batch import PADDING, Batch, BatchSequence
+from splash_core.attention.batch import Batch, rows_by_sequence
 from splash_core.kernels.base import IntArray
 from splash_core.layout.ownership import NO_SLOT
 
@@ -92,7 +92,7 @@ class Runs:
 def paged_runs(batch: Batch, rows_N: IntArray) -> Runs:
     """Over the pages on this rank; `rows_N`: the rank's query rows (numbers in the batch), in their order."""
     parts = []
-    for sequence, local_N in _by_sequence(batch, rows_N):
+    for sequence, local_N in rows_by_sequence(batch, rows_N):
         slots_M = sequence.table_PT[: -(-sequence.end // batch.page_size), batch.rank]
         position_N = batch.position_N[rows_N[local_N]]
         if (slots_M != NO_SLOT).all():
@@ -106,21 +106,11 @@ def paged_runs(batch: Batch, rows_N: IntArray) -> Runs:
 def staged_runs(batch: Batch, rows_N: IntArray, keys: StagedRows) -> Runs:
     """Over gathered rows: a "page" is one row of the staging tensor."""
     parts = []
-    for sequence, local_N in _by_sequence(batch, rows_N):
+    for sequence, local_N in rows_by_sequence(batch, rows_N):
         staged_K, position_K = keys[batch.sequences.index(sequence)]
         position_N = batch.position_N[rows_N[local_N]]
         parts.append((local_N, np.searchsorted(position_K, position_N, side="right"), staged_K))
     return _join(len(rows_N), parts, page_size=1)
-
-
-def _by_sequence(batch: Batch, rows_N: IntArray) -> Iterator[tuple[BatchSequence, IntArray]]:
-    index_N = batch.sequence_N[rows_N]
-    order_N = np.argsort(index_N, kind="stable")
-    present, starts = np.unique(index_N[order_N], return_index=True)
-    ends = np.append(starts[1:], len(rows_N))
-    for index, start, end in zip(present, starts, ends, strict=False):
-        if index != PADDING:
-            yield batch.sequences[index], order_N[start:end]
 
 
 def _visible_keys(held_M: IntArray, position_N: IntArray, page_size: int) -> IntArray:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from splash_core.attention.backend import StagedRows
-from splash_core.attention.batch import PADDING, Batch, BatchSequence, IntArray
+from splash_core.attention.batch import PADDING, Batch, BatchSequence, IntArray, rows_by_sequence
 from splash_core.kernels.base import Kernels
 from splash_core.layout.ownership import NO_SLOT
 
@@ -81,7 +81,7 @@ def paged_work(batch: Batch, rows_N: IntArray, kernels: Kernels) -> AttentionWor
     chunks: list[ChunkGroup] = []
     singles: dict[int, list[_Single]] = defaultdict(list)
     singles[0].extend(_padding(batch, rows_N))
-    for sequence, local_N in _by_sequence(batch, rows_N):
+    for sequence, local_N in rows_by_sequence(batch, rows_N):
         slots_M, positions_K = local_keys(batch, sequence, batch.rank)
         if sequence.count == 1:
             # Buckets of lengths within a factor of two bound the padding.
@@ -112,7 +112,7 @@ def decode_work(batch: Batch, rows_N: IntArray, kernels: Kernels, *, max_pages: 
         max_pages: pages that a row's table has room for.
     """
     singles = _padding(batch, rows_N)
-    for sequence, local_N in _by_sequence(batch, rows_N):
+    for sequence, local_N in rows_by_sequence(batch, rows_N):
         slots_M, positions_K = local_keys(batch, sequence, batch.rank)
         singles.extend((int(row), slots_M, len(positions_K)) for row in local_N)
     group = _decode_group(sorted(singles, key=lambda single: single[0]), batch.page_size, kernels, max_pages)
@@ -122,7 +122,7 @@ def decode_work(batch: Batch, rows_N: IntArray, kernels: Kernels, *, max_pages: 
 def staged_work(batch: Batch, rows_N: IntArray, keys: StagedRows, kernels: Kernels) -> AttentionWork:
     """Work over gathered keys: `keys[sequence] = (rows of the staging tensor, their positions)`."""
     chunks = []
-    for sequence, local_N in _by_sequence(batch, rows_N):
+    for sequence, local_N in rows_by_sequence(batch, rows_N):
         staged_K, positions_K = keys[batch.sequences.index(sequence)]
         positions_N = batch.position_N[rows_N[local_N]]
         chunks.append(
@@ -145,12 +145,6 @@ def local_keys(batch: Batch, sequence: BatchSequence, rank: int) -> tuple[IntArr
     held = np.nonzero(slots != NO_SLOT)[0]
     positions = (held[:, None] * batch.page_size + np.arange(batch.page_size)).reshape(-1)
     return slots[held], positions[positions < sequence.end]
-
-
-def _by_sequence(batch: Batch, rows_N: IntArray) -> list[tuple[BatchSequence, IntArray]]:
-    owners = batch.sequence_N[rows_N]
-    present = np.unique(owners[owners != PADDING])
-    return [(batch.sequences[index], np.nonzero(owners == index)[0]) for index in present]
 
 
 def _padding(batch: Batch, rows_N: IntArray) -> list[_Single]:

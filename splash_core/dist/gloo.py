@@ -12,30 +12,18 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from splash_core.dist.comm import Comm, Transfer
-from splash_core.dist.rows import check_counts, check_rows, row_bytes, sum_in_rank_order
+from splash_core.dist.comm import Transfer
+from splash_core.dist.process_group import ProcessGroupComm
+from splash_core.dist.rows import as_bytes, check_counts, check_rows, row_bytes, sum_in_rank_order
 from splash_core.errors import GroupFailed, InvariantBroken
-from splash_core.ids import RankId
 
 
-class GlooComm(Comm):
+class GlooComm(ProcessGroupComm):
     """A `Comm` over `group`, used by one thread at a time. With one rank, results may be the argument."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._rank = RankId(dist.get_rank(group))
-        self._size = dist.get_world_size(group)
+        super().__init__(group)
         self._closed = False
-
-    @property
-    @override
-    def rank(self) -> RankId:
-        return self._rank
-
-    @property
-    @override
-    def size(self) -> int:
-        return self._size
 
     @override
     def all_gather_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
@@ -45,7 +33,7 @@ class GlooComm(Comm):
             return x_NX
         width = row_bytes(x_NX)
         gathered_B = self._trade(
-            _as_bytes(x_NX).repeat(self._size),
+            as_bytes(x_NX).repeat(self._size),
             [x_NX.nbytes] * self._size,
             [count * width for count in counts],
             tag,
@@ -63,7 +51,7 @@ class GlooComm(Comm):
             return x_NX
         width = row_bytes(x_NX)
         received_B = self._trade(
-            _as_bytes(x_NX), [n * width for n in send_counts], [n * width for n in recv_counts], tag
+            as_bytes(x_NX), [n * width for n in send_counts], [n * width for n in recv_counts], tag
         )
         return _as_rows(received_B, x_NX, sum(recv_counts))
 
@@ -82,7 +70,7 @@ class GlooComm(Comm):
         outgoing = [[t.tensor for t in sends if t.peer == peer] for peer in range(self._size)]
         incoming = [[t.tensor for t in recvs if t.peer == peer] for peer in range(self._size)]
         received_B = self._trade(
-            torch.cat([_as_bytes(x_X) for outbox in outgoing for x_X in outbox] or [_NO_BYTES]),
+            torch.cat([as_bytes(x_X) for outbox in outgoing for x_X in outbox] or [_NO_BYTES]),
             [sum(x_X.nbytes for x_X in outbox) for outbox in outgoing],
             [sum(x_X.nbytes for x_X in inbox) for inbox in incoming],
             tag,
@@ -91,7 +79,7 @@ class GlooComm(Comm):
         # A receive may land in an inference tensor although this thread is not in inference mode.
         with torch.inference_mode():
             for x_X in (x_X for inbox in incoming for x_X in inbox):
-                _as_bytes(x_X).copy_(received_B[start : start + x_X.nbytes])
+                as_bytes(x_X).copy_(received_B[start : start + x_X.nbytes])
                 start += x_X.nbytes
 
     @override
@@ -119,11 +107,6 @@ class GlooComm(Comm):
 
 
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
-
-
-def _as_bytes(x_X: Tensor) -> Tensor:
-    """The tensor's memory as flat bytes; it must be contiguous."""
-    return x_X.view(-1).view(torch.uint8)
 
 
 def _as_rows(x_B: Tensor, like_NX: Tensor, rows: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from splash_core.dist.comm import Comm, RankComms, Transfer
-from splash_core.dist.rows import check_counts, check_rows, offsets_of, sum_in_rank_order
+from splash_core.dist.rows import as_bytes, check_counts, check_rows, offsets_of, sum_in_rank_order
 from splash_core.errors import DeadlineExceeded, GroupFailed, InvariantBroken
 from splash_core.ids import RankId
 
@@ -168,7 +168,7 @@ class InProcessComm(Comm):
                         f"{tag}: rank {recv.peer} sent {sent.nbytes} bytes, "
                         f"rank {self._rank} expects {recv.tensor.nbytes}"
                     )
-                recv.tensor.view(-1).view(torch.uint8).copy_(sent.view(-1).view(torch.uint8))
+                as_bytes(recv.tensor).copy_(as_bytes(sent))
         if any(inboxes):
             left = [peer for peer, inbox in enumerate(inboxes) if inbox]
             raise InvariantBroken(f"{tag}: rank {self._rank} did not receive all that ranks {left} sent")

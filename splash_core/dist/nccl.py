@@ -25,15 +25,15 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _abort_process_group
 from typing_extensions import override
 
-from splash_core.dist.comm import Comm, Transfer
-from splash_core.dist.rows import check_counts, check_rows, row_bytes, sum_in_rank_order
+from splash_core.dist.comm import Transfer
+from splash_core.dist.process_group import ProcessGroupComm
+from splash_core.dist.rows import as_bytes, check_counts, check_rows, row_bytes, sum_in_rank_order
 from splash_core.errors import GroupFailed, InvariantBroken
-from splash_core.ids import RankId
 
 _log = logging.getLogger("splash.dist")
 
 
-class NcclComm(Comm):
+class NcclComm(ProcessGroupComm):
     """A `Comm` over `group`, whose ranks are those of the job in order, on this rank's `device`.
 
     Sums: with equal counts NCCL sums in an order of its own, which is fixed for a given size, type and
@@ -45,23 +45,11 @@ class NcclComm(Comm):
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group = group
+        super().__init__(group)
         self._device = device
-        self._rank = RankId(dist.get_rank(group))
-        self._size = dist.get_world_size(group)
         self._token = torch.zeros(1, device=device)
         self._captured = False
         self._closed = False
-
-    @property
-    @override
-    def rank(self) -> RankId:
-        return self._rank
-
-    @property
-    @override
-    def size(self) -> int:
-        return self._size
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -84,10 +72,10 @@ class NcclComm(Comm):
             return gathered_NX
         with self._enqueue(tag):
             if _equal(counts):
-                dist.all_gather_into_tensor(_as_bytes(gathered_NX), _as_bytes(x_NX), group=self._group)
+                dist.all_gather_into_tensor(as_bytes(gathered_NX), as_bytes(x_NX), group=self._group)
             else:
-                parts = [_as_bytes(part_NX) for part_NX in gathered_NX.split(list(counts))]
-                dist.all_to_all(parts, [_as_bytes(x_NX)] * self._size, group=self._group)
+                parts = [as_bytes(part_NX) for part_NX in gathered_NX.split(list(counts))]
+                dist.all_to_all(parts, [as_bytes(x_NX)] * self._size, group=self._group)
         return gathered_NX
 
     @override
@@ -107,8 +95,8 @@ class NcclComm(Comm):
             # Always with split sizes: a rank whose own counts are equal must not take another path than a
             # rank whose counts are not.
             dist.all_to_all_single(
-                _as_bytes(received_NX),
-                _as_bytes(x_NX),
+                as_bytes(received_NX),
+                as_bytes(x_NX),
                 [count * width for count in recv_counts],
                 [count * width for count in send_counts],
                 group=self._group,
@@ -134,7 +122,7 @@ class NcclComm(Comm):
 
     @override
     def exchange(self, sends: Sequence[Transfer], recvs: Sequence[Transfer], *, tag: str) -> None:
-        kept = [[_as_bytes(t.tensor) for t in side if t.peer == self._rank] for side in (sends, recvs)]
+        kept = [[as_bytes(t.tensor) for t in side if t.peer == self._rank] for side in (sends, recvs)]
         # A receive may land in an inference tensor although this thread is not in inference mode.
         with torch.inference_mode(), self._enqueue(tag):
             for sent_B, landing_B in zip(*kept, strict=True):
@@ -173,7 +161,7 @@ class NcclComm(Comm):
         return transfer.peer != self._rank and transfer.tensor.nbytes > 0
 
     def _message(self, direction: object, transfer: Transfer) -> dist.P2POp:
-        return dist.P2POp(direction, _as_bytes(transfer.tensor), transfer.peer, self._group)  # pyright: ignore[reportArgumentType]
+        return dist.P2POp(direction, as_bytes(transfer.tensor), transfer.peer, self._group)  # pyright: ignore[reportArgumentType]
 
     @contextmanager
     def _enqueue(self, tag: str) -> Iterator[None]:
@@ -214,8 +202,3 @@ def nccl_comm(
 
 def _equal(counts: Sequence[int]) -> bool:
     return all(count == counts[0] for count in counts)
-
-
-def _as_bytes(x_X: Tensor) -> Tensor:
-    """The tensor's memory as flat bytes; it must be contiguous."""
-    return x_X.view(-1).view(torch.uint8)

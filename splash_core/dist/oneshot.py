@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from splash_core.dist.comm import Comm, Transfer
 from splash_core.dist.rows import (
+    as_bytes,
     check_counts,
     check_rows,
     offsets_of,
@@ -125,7 +126,7 @@ class OneShotComm(Comm):
     def _publish(self, x_NX: Tensor) -> "_Published":
         base = self._half * self._half_bytes
         self._half = 1 - self._half
-        self._memory.of(self.rank)[base : base + x_NX.nbytes].copy_(x_NX.view(-1).view(torch.uint8))
+        self._memory.of(self.rank)[base : base + x_NX.nbytes].copy_(as_bytes(x_NX))
         self._memory.barrier()
         return _Published(self._memory, base, x_NX)
 

@@ -15,6 +15,11 @@ def row_bytes(x_NX: Tensor) -> int:
     return x_NX.element_size() * x_NX.shape[1:].numel()
 
 
+def as_bytes(x_X: Tensor) -> Tensor:
+    """The tensor's memory as flat bytes; it must be contiguous."""
+    return x_X.view(-1).view(torch.uint8)
+
+
 def check_rows(x_NX: Tensor, rows: int, *, tag: str) -> None:
     """Refuse a tensor that is not contiguous or has not the number of rows that its counts announce."""
     if not x_NX.is_contiguous():

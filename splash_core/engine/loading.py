@@ -10,12 +10,11 @@ from torch import Tensor
 from splash_core.dist.launch import LaunchConfig, rank_comms
 from splash_core.engine.engine import RankEngine
 from splash_core.ids import RankId
+from splash_core.kernels.dtypes import BY_NAME
 from splash_core.layout.slots import ArenaMap
 from splash_core.rpc.rank_config import RankConfig
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.arena_memory import ArenaMemory
-
-_DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
 
 def rank_device(config: RankConfig, rank: RankId) -> torch.device:
@@ -64,7 +63,7 @@ def loaded_engine(
             arena=arena,
             memory=arena_tensor(arena, comms.device) if memory is None else memory.bytes_B,
             comms=comms,
-            dtype=_DTYPES[config.dtype],
+            dtype=BY_NAME[config.dtype],
             layout=config.layout,
             progress=progress,
         )

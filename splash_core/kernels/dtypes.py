@@ -4,7 +4,15 @@ The reference casts norms, rope, router and sampling to fp32. Casting *up to* fp
 fp64 throughout, so that layouts can be compared to 1e-12.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
+
+BY_NAME: Mapping[str, torch.dtype] = MappingProxyType(
+    {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+)
+"""Element types by the names that settings use."""
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
