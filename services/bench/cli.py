@@ -1,4 +1,4 @@
-"""The commands that drive ranks directly: primitives, switch, capacity, sweep; and the results page.
+"""The commands that drive ranks directly, from primitives to agreement; and the results page.
 
 `splash bench` shows them beside `serve`; `python -m services.bench` shows them alone, on machines that have
 torch but not what the services need.
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from services.bench.results_page import section, write_page
 from services.bench.settings import (
+    AgreementSettings,
     BenchSettings,
     CapacitySettings,
     PrimitivesSettings,
@@ -65,6 +66,15 @@ def sweep_command(settings: SweepSettings, as_json: bool) -> int:
     Example: `splash bench sweep --ranks 4 --phase decode --batch 1,16,64 --input 4K,32K --out docs/results`
     """
     return _measure("sweep", settings, as_json=as_json)
+
+
+@settings_command(app, "agreement", AgreementSettings)
+def agreement_command(settings: AgreementSettings, as_json: bool) -> int:
+    """How often layouts name the same next token, beside the same layout at another batch size.
+
+    Example: `splash bench agreement --ranks 4 --positions 1000 --layers 61 --out docs/results`
+    """
+    return _measure("agreement", settings, as_json=as_json)
 
 
 @app.command("page")

@@ -23,13 +23,15 @@ from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
 from splash_core.switch.planner import plan_switch
 
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 30)
-_STRIDE_SEQ, _STRIDE_POSITION = 7919, 104_729
+_STRIDE_TEXT, _STRIDE_POSITION = 7919, 104_729
 """Primes that spread token ids over the vocabulary."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Request:
     seq: SeqId
+    text: int
+    """Which of all token sequences it has."""
     owner: RankId
     history: int
     """Tokens to which the request is taken back."""
@@ -75,15 +77,20 @@ class BenchGroup:
         """The rank that owns a request where histories have owners."""
         return self._requests[seq].owner
 
-    def place(self, batch: int, history: int) -> None:
+    def place(self, batch: int, history: int, *, first: int = 0) -> None:
         """Put `batch` requests with `history` cached tokens each in place, owners in turn.
 
         Pages are handed out to all requests alternately, as when their prompts are computed side by side.
 
+        Args:
+            batch: requests.
+            history: cached tokens of each.
+            first: the first one's place among all token sequences; those of the same place are the same.
+
         Raises:
             Infeasible: they do not fit; nothing has changed. Names pages needed and free.
         """
-        requests = [self._new_request(index, history) for index in range(batch)]
+        requests = [self._new_request(index, history, text=first + index) for index in range(batch)]
         self._requests.update((request.seq, request) for request in requests)
         try:
             self._check_room(self.layout, {request.seq: history for request in requests})
@@ -170,10 +177,11 @@ class BenchGroup:
             raise Infeasible(planned.reason)
         return planned
 
-    def _new_request(self, index: int, history: int) -> _Request:
+    def _new_request(self, index: int, history: int, *, text: int) -> _Request:
         seq = SeqId(self._next_seq)
         self._next_seq += 1
-        return _Request(seq=seq, owner=RankId(index % self.arena.num_ranks), history=history)
+        owner = RankId(index % self.arena.num_ranks)
+        return _Request(seq=seq, text=text, owner=owner, history=history)
 
     def _placement(self, request: _Request, layout: Layout) -> KvPlacement:
         return RULES[layout].placement(
@@ -253,7 +261,7 @@ class BenchGroup:
         return NewSequence(
             seq=request.seq,
             sampling=_GREEDY,
-            tokens=self._tokens(request.seq, 0, request.cached),
+            tokens=self._tokens(request.text, 0, request.cached),
             num_prompt=request.cached,
         )
 
@@ -264,12 +272,12 @@ class BenchGroup:
         return SequenceStep(
             seq=request.seq,
             start=start,
-            tokens=self._tokens(request.seq, start, start + count),
+            tokens=self._tokens(request.text, start, start + count),
             sample=sample,
         )
 
-    def _tokens(self, seq: SeqId, start: int, end: int) -> tuple[int, ...]:
-        first = seq * _STRIDE_SEQ
+    def _tokens(self, text: int, start: int, end: int) -> tuple[int, ...]:
+        first = (text + 1) * _STRIDE_TEXT
         return tuple((first + at * _STRIDE_POSITION) % self.spec.vocab for at in range(start, end))
 
     def _table_update(self, request: _Request) -> TableUpdate | None:

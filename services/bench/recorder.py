@@ -103,8 +103,10 @@ class Recorder:
 
 
 def _rounded(value: Any) -> Any:
-    """Four significant digits after the point are more than any clock knows."""
-    return round(value, 4) if isinstance(value, float) else value
+    """Four digits after the point are more than any clock knows; smaller figures keep four that count."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 4) if abs(value) >= 1.0 else float(f"{value:.4g}")
 
 
 def _software(settings: BenchSettings) -> dict[str, str]:

@@ -81,6 +81,24 @@ SWEEP = """### Sweeps
     decode tokens/s  = B / decode time
 """
 
+AGREEMENT = """### Agreement
+
+Every variant (a layout, and B sequences side by side) computes the same sequences with given tokens: prompts
+from empty, in the variant itself, then a row of each sequence a step. Logits are those from which it would
+draw, times the setting `head_scale`. Random weights spread logits by 1 over the vocabulary, which leaves the
+next token nearly undecided; times 4 the entropy is like a trained model's. A power of two rounds nothing, and
+no factor changes which logit is the largest, nor a margin in units of the deviation.
+
+    agreement    = positions at which both name the same most probable token / positions, ± standard error
+    KL           = mean over positions of Σ_v p(v) · (ln p(v) − ln q(v)), nats; p of the first, q the second
+    yardstick    = the same of one layout at two numbers of sequences side by side, mean of the pair's layouts
+    points below = 100 · (yardstick − agreement); met when at most 0.5
+    margin       = best logit − second best; ties: part of the positions where it is 0
+    crossed      = the largest margin of the first at a position where the second names another token
+    entropy      = p50 of −Σ_v p(v) · ln p(v), nats
+    deviation    = standard deviation of a position's logits over the vocabulary, mean over positions
+"""
+
 SERVE = """### Serving
 
     decode tokens/s  = tokens of all streams inside the window in which all of them decode / its length
@@ -99,6 +117,7 @@ FORMULAS = {
     "switch": SWITCH,
     "capacity": CAPACITY,
     "sweep": SWEEP,
+    "agreement": AGREEMENT,
     "serve": SERVE,
     "peer": PEER,
 }

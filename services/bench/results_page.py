@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from services.bench.agreement_tables import agreement_tables
 from services.bench.results_formulas import FORMULAS, HEAD
 from services.bench.results_tables import Row, markdown_table, milliseconds, number
 from services.bench.switch_tables import switch_tables
@@ -104,6 +105,10 @@ def _primitives(document: Document, _: Sequence[Document]) -> str:
 
 def _switch(document: Document, _: Sequence[Document]) -> str:
     return switch_tables(document["rows"])
+
+
+def _agreement(document: Document, _: Sequence[Document]) -> str:
+    return agreement_tables(document["rows"])
 
 
 def _capacity(document: Document, _: Sequence[Document]) -> str:
@@ -205,6 +210,7 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "switch": _switch,
     "capacity": _capacity,
     "sweep": _sweep,
+    "agreement": _agreement,
     "serve": _serve,
     "peer": _peer,
 }

@@ -111,6 +111,20 @@ class SweepSettings(BenchSettings):
     steps: int = setting(20, "Decode steps; the median counts.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreementSettings(BenchSettings):
+    """`splash bench agreement`."""
+
+    layouts: str = setting("TP,CP,DP,DOP", "Layouts to compare, each with each.")
+    batch: int = setting(16, "Sequences that run side by side.")
+    yardstick_batch: int = setting(4, "The same ones, so many side by side: each layout beside itself.")
+    positions: int = setting(1000, "Decode positions over all sequences, rounded up.")
+    prompt: int = setting(64, "Tokens of each sequence that come before them.", unit="tokens")
+    head_scale: float = setting(
+        4.0, "Factor on logits, for figures like a trained model's; random weights spread them by 1."
+    )
+
+
 def sizes(text: str, what: str) -> tuple[int, ...]:
     """`1,4K` as numbers.
 
