@@ -79,6 +79,22 @@ SWEEP = """### Sweeps
     decode ms        = p50 of the ITL of ordinary steps, B rows each, over `input` cached tokens; replayed
                        from recorded steps where the settings say `graphs on`
     decode tokens/s  = B / decode time
+
+A floor is what no step on these devices can be faster than: it knows of no launch, small kernel or wait. On
+H200 memory reads BW = 4.3 TB/s, attention computes F_a = 600 and matrices F = 780 TFLOP/s (measured for
+copies, FlashInfer's MLA and large products: splash_core/spec/hardware.py).
+
+    floor (decode)   = weights + attention + collectives, in this order in the table
+      weights        = bytes of weights that the fullest rank reads / BW: projections as the layout holds
+                       them, dense, shared and low-rank matrices, the head, and of its routed experts the
+                       expected part 1 − (1 − k/E)^B (E experts, k for each row)
+      attention      = Σ over layers of max over ranks of max(KV bytes / BW, flops / F_a), absorbed form
+      collectives    = p50 of the collectives of such a step alone, one after the other, recorded in a graph
+                       where steps are, measured in the same run: no rank waits for another's computing
+    floor (prefill)  = (flops of all matrices / F + flops of expanded attention / F_a) / T, of all steps
+                       together, beside the time that they took; the same for all layouts, an even share
+                       for every rank
+    of floor         = floor / decode time; floor / Σ step times
 """
 
 AGREEMENT = """### Agreement
@@ -108,8 +124,15 @@ SERVE = """### Serving
 
 PEER = """### Beside a peer
 
+In the table of a sweep, whatever the number of GPUs on either side:
+
     prefill ratio = our prefill tokens/s / the peer's
     decode ratio  = our decode time / the peer's
+
+In the table of the peer, where a sweep of ours has the same phase, layout, B and input:
+
+    tokens/s per GPU = prefill tokens/s / GPUs; B / decode time / GPUs
+    ratio            = ours per GPU / the peer's per GPU
 """
 
 FORMULAS = {

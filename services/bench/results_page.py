@@ -4,13 +4,14 @@ Invariant: the same documents give the same page, whatever the machine, so a tes
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.bench.agreement_tables import agreement_tables
 from services.bench.results_formulas import FORMULAS, HEAD
-from services.bench.results_tables import Row, markdown_table, milliseconds, number
+from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
+from services.bench.sweep_tables import peer_tables, sweep_table
 from services.bench.switch_tables import switch_tables
 from splash_core.errors import ConfigError
 from splash_core.units import format_bytes
@@ -98,7 +99,7 @@ def _primitives(document: Document, _: Sequence[Document]) -> str:
         "limited": lambda row: f"{row['transfer_gb_s']:.1f}",
         "of best": lambda row: f"{row['of_best']:.0%}",
     }
-    return _with_reasons(
+    return with_reasons(
         columns, document["rows"], lambda row: f"{row['from']} → {row['to']}, S {row['context']}"
     )
 
@@ -125,64 +126,6 @@ def _capacity(document: Document, _: Sequence[Document]) -> str:
     return markdown_table(columns, document["rows"])
 
 
-def _sweep(document: Document, documents: Sequence[Document]) -> str:
-    columns: dict[str, Callable[[Row], str]] = {
-        "phase": lambda row: row["phase"],
-        "layout": lambda row: row["layout"],
-        "B": lambda row: number(row["batch"]),
-        "input": lambda row: number(row["input"]),
-        "tokens/s": lambda row: number(row["tokens_per_s"]),
-        "step ms": lambda row: milliseconds(row["step_ms_p50"]),
-    }
-    peers = [other for other in documents if other["bench"] == "peer"]
-    if document["settings"].get("device") == "cuda":
-        for peer in peers:
-            columns |= _peer_columns(peer)
-    return _with_reasons(
-        columns, document["rows"], lambda r: f"{r['phase']} {r['layout']}, {r['batch']} × {r['input']}"
-    )
-
-
-def _peer_columns(peer: Document) -> dict[str, Callable[[Row], str]]:
-    """The peer's figure for the same phase, layout, batch and length, and the ratio to it."""
-    name = peer["settings"]["engine"]
-    known = {_cell(row): row for row in peer["rows"]}
-
-    def figure(row: Row) -> str:
-        other = known.get(_cell(row))
-        if other is None:
-            return ""
-        return (
-            number(other["tokens_per_s"]) if row["phase"] == "prefill" else milliseconds(other["step_ms_p50"])
-        )
-
-    def ratio(row: Row) -> str:
-        other = known.get(_cell(row))
-        if other is None:
-            return ""
-        key = "tokens_per_s" if row["phase"] == "prefill" else "step_ms_p50"
-        return f"{row[key] / other[key]:.2f}"
-
-    return {name: figure, "ratio": ratio}
-
-
-def _cell(row: Row) -> tuple[Any, ...]:
-    return row["phase"], row["layout"], row["batch"], row["input"]
-
-
-def _peer(document: Document, _: Sequence[Document]) -> str:
-    columns: dict[str, Callable[[Row], str]] = {
-        "phase": lambda row: row["phase"],
-        "layout": lambda row: row["layout"],
-        "B": lambda row: number(row["batch"]),
-        "input": lambda row: number(row["input"]),
-        "tokens/s": lambda row: number(row.get("tokens_per_s")),
-        "step ms": lambda row: milliseconds(row.get("step_ms_p50")),
-        "note": lambda row: row.get("note", ""),
-    }
-    return markdown_table(columns, document["rows"])
-
-
 def _serve(document: Document, _: Sequence[Document]) -> str:
     columns: dict[str, Callable[[Row], str]] = {
         "what": lambda row: row["what"],
@@ -195,22 +138,12 @@ def _serve(document: Document, _: Sequence[Document]) -> str:
     return markdown_table(columns, document["rows"])
 
 
-def _with_reasons(
-    columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row], name: Callable[[Row], str]
-) -> str:
-    """A table of what was measured, and a list of what did not fit."""
-    measured = [row for row in rows if "reason" not in row]
-    refused = [f"* {name(row)}: {row['reason']}\n" for row in rows if "reason" in row]
-    table = markdown_table(columns, measured)
-    return table + ("\nDid not fit:\n\n" + "".join(refused) if refused else "")
-
-
 _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "primitives": _primitives,
     "switch": _switch,
     "capacity": _capacity,
-    "sweep": _sweep,
+    "sweep": sweep_table,
     "agreement": _agreement,
     "serve": _serve,
-    "peer": _peer,
+    "peer": peer_tables,
 }

@@ -32,3 +32,20 @@ def milliseconds(value: float | None) -> str:
     size = abs(value)
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
     return f"{value:,.{digits}f}"
+
+
+def with_reasons(
+    columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row], name: Callable[[Row], str]
+) -> str:
+    """A table of what was measured, and a list of what did not fit.
+
+    Args:
+        columns: as in `markdown_table`.
+        rows: of a document.
+        name: of a row that has a reason instead of figures.
+    """
+    rows = list(rows)
+    measured = [row for row in rows if "reason" not in row]
+    refused = [f"* {name(row)}: {row['reason']}\n" for row in rows if "reason" in row]
+    table = markdown_table(columns, measured)
+    return table + ("\nDid not fit:\n\n" + "".join(refused) if refused else "")

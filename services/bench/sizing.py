@@ -17,7 +17,7 @@ from splash_core.kernels.dtypes import BY_NAME
 from splash_core.layout.layout import RULES, Layout, Matrix
 from splash_core.layout.memory import MemoryAccount
 from splash_core.layout.slots import can_shard, matrix_elements, page_bytes, place_matrices
-from splash_core.spec.hardware import named_gpu
+from splash_core.spec.hardware import GpuSpec, named_gpu
 from splash_core.spec.model import ModelSpec
 from splash_core.units import format_bytes
 
@@ -65,7 +65,7 @@ def device_account(spec: ModelSpec, settings: BenchSettings, *, rows: int) -> Me
         settings: resolved; the GPU, or on CPU an imagined device of 4 GiB.
         rows: of the largest step.
     """
-    runtime = named_gpu("h200").runtime_bytes if settings.device == "cuda" else 0
+    runtime = device_kind(settings).runtime_bytes
     return memory_account(
         spec,
         Deployment(
@@ -80,10 +80,15 @@ def device_account(spec: ModelSpec, settings: BenchSettings, *, rows: int) -> Me
     )
 
 
+def device_kind(settings: BenchSettings) -> GpuSpec:
+    """Attainable rates of this machine's devices."""
+    return named_gpu("cpu" if settings.device == "cpu" else "h200")
+
+
 def device_memory(settings: BenchSettings) -> int:
     """Bytes of one rank's device."""
     if settings.device == "cpu":
-        return named_gpu("cpu").memory_bytes
+        return device_kind(settings).memory_bytes
     return min(torch.cuda.get_device_properties(rank).total_memory for rank in range(settings.ranks))
 
 

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.bench.clock import median
+from services.bench.floors import Floors
 from services.bench.recorder import Recorder
 from services.bench.rig import Rig
 from services.bench.settings import SweepSettings, layouts_of, sizes, words
-from services.bench.sizing import Demand
+from services.bench.sizing import Demand, device_kind
 from services.bench.spmd import RankHost
+from services.bench.step_collectives import StepCollectives
+from splash_core.cost.precision import named_precision
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import RankId, SeqId
 from splash_core.layout.layout import Layout
@@ -75,6 +78,10 @@ class _Sweep:
         self._rig = rig
         self._recorder = recorder
         self._settings = settings
+        self._floors = Floors.of(
+            rig.spec, named_precision(settings.dtype), settings.ranks, device_kind(settings)
+        )
+        self._collectives = StepCollectives(rig)
         self._prefill_rate = 0.0
         """Tokens per second of the last prefill: what the next one is expected to reach."""
 
@@ -90,7 +97,7 @@ class _Sweep:
             rig.group.place(cell.batch, cell.length)
             if not self._recorder.begin(str(cell), seconds=expected_s):
                 return
-            fields = self._prefill(cell) if cell.phase == "prefill" else self._decode()
+            fields = self._prefill(cell) if cell.phase == "prefill" else self._decode(cell)
         except Infeasible as refusal:
             fields = {"reason": str(refusal)}
         peak = rig.peak_bytes()
@@ -115,7 +122,14 @@ class _Sweep:
             "total_ms_p50": seconds * 1e3,
             "steps": len(counted[0]),
             "reps": len(counted),
+            **self._prefill_floor(cell, seconds * 1e3),
         }
+
+    def _prefill_floor(self, cell: _Cell, total_ms: float) -> dict[str, Any]:
+        if self._floors is None:
+            return {}
+        floor_ms = self._floors.prefill(cell.batch, cell.length)
+        return {"floor_ms": floor_ms, "of_floor": floor_ms / total_ms}
 
     def _prefill_once(self, cell: _Cell) -> list[float]:
         """Times of the steps, in milliseconds."""
@@ -134,7 +148,7 @@ class _Sweep:
         left = {seq: length - self._rig.group.cached(seq) for seq in self._rig.group.seqs}
         return {seq: tokens for seq, tokens in left.items() if tokens}
 
-    def _decode(self) -> dict[str, Any]:
+    def _decode(self, cell: _Cell) -> dict[str, Any]:
         """Time of an ordinary decode step, tokens coming back after each."""
         rig, settings = self._rig, self._settings
         rig.fill()
@@ -153,6 +167,20 @@ class _Sweep:
             "steps": settings.steps,
             "replayed": min(run.replayed, settings.steps),
             **recorded,
+            **self._decode_floor(cell, step_ms),
+        }
+
+    def _decode_floor(self, cell: _Cell, step_ms: float) -> dict[str, Any]:
+        collectives = self._collectives.fields(cell.layout, -(-cell.batch // self._settings.ranks))
+        if self._floors is None:
+            return collectives
+        floor = self._floors.decode(cell.layout, cell.batch, cell.length)
+        floor_ms = floor.weights + floor.attention + collectives["collectives_ms"]
+        return collectives | {
+            "floor_weights_ms": floor.weights,
+            "floor_attention_ms": floor.attention,
+            "floor_ms": floor_ms,
+            "of_floor": floor_ms / step_ms,
         }
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from splash_core.attention.context import RankContext
 from splash_core.attention.flashinfer_library import GraphBuffers
 from splash_core.attention.library_backend import LibraryAttention
@@ -10,7 +12,7 @@ from splash_core.attention.registry import attends
 from splash_core.attention.static_torch import StaticTorchAttention, StaticTorchKernels
 from splash_core.dist.comm import Comm
 from splash_core.engine.graphs import DecodeGraphs
-from splash_core.engine.recording import CudaGraphs, Rerun
+from splash_core.engine.recording import CudaGraphs, Recorder, Rerun
 from splash_core.kernels.cuda_kernels import CudaKernels
 from splash_core.kernels.uploads import StepBuffer
 from splash_core.layout.layout import Layout
@@ -22,13 +24,25 @@ _ALIGNMENT_BYTES = 1 << 12
 """For the beginnings of a step's tensors."""
 
 
-def decode_graphs(ctx: RankContext, *, buckets: Sequence[int], comm: Comm | None = None) -> DecodeGraphs:
+def recorder_for(device: torch.device) -> Recorder:
+    """How steps are recorded on a device."""
+    return CudaGraphs(device) if device.type == "cuda" else Rerun()
+
+
+def decode_graphs(
+    ctx: RankContext,
+    *,
+    buckets: Sequence[int],
+    comm: Comm | None = None,
+    recorder: Recorder | None = None,
+) -> DecodeGraphs:
     """Nothing is recorded yet: see `DecodeGraphs.record`.
 
     Args:
         ctx: the rank.
         buckets: home rows per rank to record for.
         comm: what recorded steps talk through; default: the rank's compute communicator.
+        recorder: how they are recorded; default: as the device does it.
     """
     rows = max(buckets) * ctx.num_ranks
     per_row = _INDEX_BYTES * ctx.num_ranks
@@ -37,7 +51,7 @@ def decode_graphs(ctx: RankContext, *, buckets: Sequence[int], comm: Comm | None
         per_row += max_pages(ctx) * (8 + ctx.arena.map.page_size)
     return DecodeGraphs(
         ctx if comm is None else replace(ctx, comm=comm),
-        recorder=CudaGraphs(ctx.device) if ctx.device.type == "cuda" else Rerun(),
+        recorder=recorder or recorder_for(ctx.device),
         static_context=_static_context,
         buckets=buckets,
         buffer_bytes=_ALIGNMENT_BYTES + rows * per_row,

@@ -117,12 +117,68 @@ def test_a_sweep_on_gpus_stands_beside_the_peer() -> None:
         row("decode", "CP", tokens_per_s=100.0, step_ms_p50=6.0),
     ]
     theirs = [row("prefill", "TP", tokens_per_s=10000), row("decode", "TP", step_ms_p50=12.0)]
-    documents = [document("sweep", ours, device="cuda"), document("peer", theirs, engine="peer")]
+    documents = [
+        document("sweep", ours, device="cuda", ranks=2),
+        document("peer", theirs, engine="peer", ranks=4),
+    ]
     text = page(documents)
     assert "| prefill | TP | 1 | 4,096 | 20,000 | 9.00 | 10,000 | 2.00 |" in text
     assert "| decode | TP | 1 | 4,096 | 100.0 | 6.00 | 12.00 | 0.50 |" in text
     assert "| decode | CP | 1 | 4,096 | 100.0 | 6.00 |  |  |" in text
     assert "| decode | TP | 1 | 4,096 | 100.0 | 6.00 |\n" in page([document("sweep", ours, device="cpu")])
+    # And the other way round, per GPU: 20,000 / 2 to 10,000 / 4, and 1 / 6 ms / 2 to 1 / 12 ms / 4.
+    assert "**peer ran on 4 GPUs, ours on 2.**" in text
+    assert "| prefill | TP | 1 | 4,096 |  | 2 | 2,500 | 10,000 | 4.00 | abc1234 |  |" in text
+    assert "| decode | TP | 1 | 4,096 | 12.00 | 2, 6.00 | 20.8 | 83.3 | 4.00 | abc1234 |  |" in text
+
+
+def test_the_latest_sweep_stands_beside_the_peer() -> None:
+    def sweep(date: str, step_ms: float, ranks: int) -> dict[str, Any]:
+        row = {"phase": "decode", "layout": "DP", "batch": 16, "input": 4096, "step_ms_p50": step_ms}
+        measured = document("sweep", [row | {"tokens_per_s": 16e3 / step_ms}], device="cuda", ranks=ranks)
+        return measured | {"date": date, "commit": date}
+
+    theirs = [{"phase": "decode", "layout": "DP", "batch": 16, "input": 4096, "step_ms_p50": 10.0}]
+    documents = [
+        sweep("2026-12-02", 8.0, 2),
+        sweep("2026-12-01", 9.0, 2),
+        sweep("2026-12-01", 5.0, 4),
+        document("peer", theirs, engine="peer", ranks=4),
+    ]
+    lines = page(documents).splitlines()
+    assert "| decode | DP | 16 | 4,096 | 10.00 | 2, 8.00 | 400.0 | 1,000 | 2.50 | 2026-12-02 |  |" in lines
+    assert "| decode | DP | 16 | 4,096 | 10.00 | 4, 5.00 | 400.0 | 800.0 | 2.00 | 2026-12-01 |  |" in lines
+    assert not any("9.00" in line and "2, " in line for line in lines)
+
+
+def test_a_sweep_tells_its_floors() -> None:
+    decode = {
+        "phase": "decode",
+        "layout": "TP",
+        "batch": 16,
+        "input": 4096,
+        "tokens_per_s": 800.0,
+        "step_ms_p50": 20.0,
+        "floor_weights_ms": 13.0,
+        "floor_attention_ms": 1.0,
+        "collectives_ms": 1.0,
+        "floor_ms": 15.0,
+        "of_floor": 0.75,
+    }
+    prefill = {
+        "phase": "prefill",
+        "layout": "TP",
+        "batch": 16,
+        "input": 4096,
+        "tokens_per_s": 10000.0,
+        "step_ms_p50": 20.0,
+        "total_ms_p50": 6000.0,
+        "floor_ms": 3000.0,
+        "of_floor": 0.5,
+    }
+    text = page([document("sweep", [decode, prefill])])
+    assert "| 800.0 | 20.00 | 15.00 = 13.00 + 1.00 + 1.00 | 75% |" in text
+    assert "| 10,000 | 20.00 | 3,000 of 6,000 | 50% |" in text
 
 
 def test_what_was_not_reached_or_did_not_fit_is_named(tmp_path: Path) -> None:
