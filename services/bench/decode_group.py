@@ -4,16 +4,16 @@ Steps can be planned far ahead of their execution, since no plan depends on a dr
 function of its request and position. Pure: the same calls give the same plans on every rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from splash_core.errors import Infeasible
-from splash_core.ids import RankId, RequestId, SeqId
+from splash_core.ids import PageId, RankId, RequestId, SeqId
 from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.config import SchedulerConfig
-from splash_core.scheduling.events import Event, SwitchRefusedEvent
+from splash_core.scheduling.events import Event, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.leases import Completion, Grant
 from splash_core.scheduling.roles import Role
@@ -29,6 +29,10 @@ _MOST_STEPS = 100_000
 _STRIDE_SEQ, _STRIDE_POSITION = 7919, 104_729
 
 
+def no_churn(step: int) -> None:
+    """Requests stay as they are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchPlans:
     """Steps of one switch."""
@@ -36,6 +40,8 @@ class SwitchPlans:
     ahead: tuple[StepPlan, ...]
     """Ordinary steps in the old layout that copy ahead, if the mode does."""
     switching: StepPlan
+    fallback: str
+    """Why it was not executed as asked for; empty if it was."""
 
 
 class DecodeGroup:
@@ -57,12 +63,31 @@ class DecodeGroup:
             spec=spec, arena=arena, layout=layout, config=config, clock=lambda: 0.0
         )
         self._seqs: list[SeqId] = []
+        self._ending: set[SeqId] = set()
+        """Requests whose next token is the one that ends them."""
+        self._switched: SwitchedEvent | None = None
+        """The last switch."""
         self._num_requests = 0
 
     @property
     def layout(self) -> Layout:
         """The layout of the last step planned."""
         return self._scheduler.layout
+
+    @property
+    def seqs(self) -> tuple[SeqId, ...]:
+        """Requests that are there, oldest first."""
+        return tuple(self._seqs)
+
+    @property
+    def live_pages(self) -> dict[PageId, tuple[PageCopy, ...]]:
+        """Copies of every page that a request has."""
+        scheduler = self._scheduler
+        return {
+            page: copies
+            for seq in self._seqs
+            for page, copies in zip(scheduler.pages(seq), scheduler.copies(seq), strict=True)
+        }
 
     @property
     def histories(self) -> dict[SeqId, tuple[tuple[PageCopy, ...], ...]]:
@@ -83,13 +108,9 @@ class DecodeGroup:
         Raises:
             Infeasible: they do not fit; none is in place then.
         """
-        sampling = SamplingParams(temperature=0.0, max_tokens=output)
         grants: list[Grant] = []
         for index in range(batch):
-            self._num_requests += 1
-            request = RequestId(f"bench-{self._num_requests}")
-            prompt = [self._token(self._num_requests, position) for position in range(context)]
-            grant = self._scheduler.reserve(request, prompt, sampling)
+            grant = self._reserve(context, output)
             if grant is None:
                 self.clear()
                 raise Infeasible(
@@ -97,7 +118,6 @@ class DecodeGroup:
                     f"{output} to come"
                 )
             grants.append(grant)
-            self._seqs.append(grant.seq)
         for grant in grants:
             self._land(grant, context)
         plans: list[StepPlan] = []
@@ -107,16 +127,40 @@ class DecodeGroup:
 
     def clear(self) -> None:
         """Cancel all requests; nothing is under way, so their pages come back at once."""
-        for seq in self._seqs:
-            self._scheduler.cancel(seq)
-        self._seqs.clear()
+        for seq in self.seqs:
+            self.cancel(seq)
+
+    def cancel(self, seq: SeqId) -> None:
+        """A request's client goes away, between two steps."""
+        self._scheduler.cancel(seq)
+        self._seqs.remove(seq)
+        self._ending.discard(seq)
+
+    def finish(self, seq: SeqId) -> None:
+        """A request ends with its next token."""
+        self._ending.add(seq)
+        self._seqs.remove(seq)
+
+    def admit(self, context: int, *, output: int) -> bool:
+        """One more request, whose history lands at once; False, and no change, if there is no room."""
+        grant = self._reserve(context, output)
+        if grant is not None:
+            self._land(grant, context)
+        return grant is not None
 
     def steps(self, count: int) -> tuple[StepPlan, ...]:
         """Ordinary steps: one row of each request."""
         return tuple(self._next() for _ in range(count))
 
-    def switch(self, layout: Layout, mode: SwitchMode) -> SwitchPlans:
+    def switch(
+        self, layout: Layout, mode: SwitchMode, between: Callable[[int], None] = no_churn
+    ) -> SwitchPlans:
         """The steps of a switch.
+
+        Args:
+            layout: the destination.
+            mode: how to execute it.
+            between: called before each step, with the number of steps so far.
 
         Raises:
             Infeasible: the scheduler refuses; with its numbers.
@@ -127,10 +171,22 @@ class DecodeGroup:
         epoch = self._scheduler.epoch
         plans: list[StepPlan] = []
         while self._scheduler.epoch == epoch:
+            between(len(plans))
             plans.append(self._next())
             assert len(plans) < _MOST_STEPS, "a switch that never comes"
         *ahead, switching = plans
-        return SwitchPlans(ahead=tuple(ahead), switching=switching)
+        assert self._switched is not None
+        return SwitchPlans(ahead=tuple(ahead), switching=switching, fallback=self._switched.fallback)
+
+    def _reserve(self, context: int, output: int) -> Grant | None:
+        number = self._num_requests + 1
+        prompt = [self._token(number, position) for position in range(context)]
+        sampling = SamplingParams(temperature=0.0, max_tokens=output, stop_token_ids=(self._stop_token,))
+        grant = self._scheduler.reserve(RequestId(f"bench-{number}"), prompt, sampling)
+        if grant is not None:
+            self._num_requests = number
+            self._seqs.append(grant.seq)
+        return grant
 
     def _land(self, grant: Grant, context: int) -> None:
         keys = {"attempt": grant.attempt, "incarnation": grant.incarnation, "writer": _WRITER}
@@ -148,10 +204,10 @@ class DecodeGroup:
     def _next(self) -> StepPlan:
         plan = self._scheduler.next_plan()
         if plan is None:
-            _check(self._scheduler.take_events())
+            self._note(self._scheduler.take_events())
             raise Infeasible(f"{self.layout}: the scheduler has nothing to run; histories may not fit")
         drawn = tuple(
-            SampledToken(seq=step.seq, token=self._token(step.seq, step.start + len(step.tokens)))
+            SampledToken(seq=step.seq, token=self._drawn(step.seq, step.start + len(step.tokens)))
             for step in plan.sequences
             if step.sample
         )
@@ -159,14 +215,26 @@ class DecodeGroup:
             StepResult(step=plan.step, rank=RankId(rank), tokens=drawn if rank == 0 else ())
             for rank in range(self._num_ranks)
         ]
-        _check(self._scheduler.complete(results))
+        self._note(self._scheduler.complete(results))
         return plan
 
+    def _note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, SwitchRefusedEvent):
+                raise Infeasible(event.refusal.reason)
+            if isinstance(event, SwitchedEvent):
+                self._switched = event
+
+    @property
+    def _stop_token(self) -> int:
+        """One that no text has."""
+        return self._spec.vocab - 1
+
+    def _drawn(self, seq: SeqId, position: int) -> int:
+        if seq not in self._ending:
+            return self._token(seq, position)
+        self._ending.remove(seq)
+        return self._stop_token
+
     def _token(self, seq: int, position: int) -> int:
-        return (seq * _STRIDE_SEQ + position * _STRIDE_POSITION) % self._spec.vocab
-
-
-def _check(events: Sequence[Event]) -> None:
-    for event in events:
-        if isinstance(event, SwitchRefusedEvent):
-            raise Infeasible(event.refusal.reason)
+        return (seq * _STRIDE_SEQ + position * _STRIDE_POSITION) % self._stop_token

@@ -37,7 +37,7 @@ class Recorder:
         self._bench = bench
         self._host = host
         self._budget_s = settings.budget_s
-        self._rows: list[Row] = []
+        self._rows: dict[object, Row] = {}
         self._not_reached: list[str] = []
         self._longest_s = 0.0
         self._cell_began: float | None = None
@@ -68,14 +68,20 @@ class Recorder:
             cell: in words.
             seconds: that it will take, where that is known; otherwise as long as the longest one so far.
         """
+        began = self.goes_on(cell, seconds=seconds)
+        if not began:
+            self._not_reached.append(cell)
+            self._flush()
+        return began
+
+    def goes_on(self, cell: str, *, seconds: float = 0.0) -> bool:
+        """As `begin`, for one more repetition of a cell that has figures: nothing is noted."""
         now = time.monotonic()
         if self._cell_began is not None:
             self._longest_s = max(self._longest_s, now - self._cell_began)
             self._cell_began = None
         if not self.fits(_RESERVE * (seconds or self._longest_s)):
-            self._not_reached.append(cell)
             self.say(f"no time left for {cell}")
-            self._flush()
             return False
         self._cell_began = now
         self.say(cell)
@@ -90,12 +96,16 @@ class Recorder:
 
     def add(self, row: Row) -> None:
         """Keep a row, and write it."""
-        self._rows.append({name: _rounded(value) for name, value in row.items()})
+        self.put(len(self._rows), row)
+
+    def put(self, key: object, row: Row) -> None:
+        """Keep a row in place of the one with the same key, if there is one, and write it."""
+        self._rows[key] = {name: _rounded(value) for name, value in row.items()}
         self._flush()
 
     def document(self) -> BenchDocument:
         """All rows so far."""
-        return replace(self._document, rows=tuple(self._rows), not_reached=tuple(self._not_reached))
+        return replace(self._document, rows=tuple(self._rows.values()), not_reached=tuple(self._not_reached))
 
     def _flush(self) -> None:
         if self._path is not None:

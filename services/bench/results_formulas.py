@@ -45,6 +45,7 @@ the same state; modes take turns in going first.
                  c_i from layer i's state being in place to layer i + 1's being wanted, p50 of ready steps
     of ready   = exposed / ready
     bytes      = received from other ranks, by the rank that received most
+    reps       = repetitions; directions take turns, so that short of time all have some
     plan       = p50 of the leader's time to plan the manifest; the step before hides it
 
 Differences are not floored: noise shows as small negative figures. In prefill the rows of a step are spread
@@ -57,6 +58,16 @@ request runs one row, and
     exposed    = p50 (p95) of (ITL of the switching step − ready of the same window)
     ahead      = bytes that a rank received ahead of the switching step, beside so many ordinary steps, and
                  p50 of (p50 of their ITL / before of the same window − 1)
+
+*Churn* is the mode precopied while requests come and go: before every `churn_every`-th ordinary step one is
+cancelled, one admitted with its history in place, one finished, one admitted, and so on, the oldest leaving.
+
+    events      = of the last repetition, until the switching step
+    copied      = received by all ranks ahead of the switching step
+    invalidated = the part of it that is not part of the state after the switch: pages of requests that left,
+                  copies that lost their slots, weights under which pages came to lie
+    again       = received for a page and rank for which a copy had been received before
+    committed   = repetitions whose switching step was precopied; the others were overlapped, for the reason
 """
 
 CAPACITY = """### Capacity

@@ -59,8 +59,8 @@ class Intervals:
 
     ms: tuple[float, ...]
     """From the end of each step to the end of the next; the first from a common start."""
-    moved_bytes: int
-    """By manifests, on the rank that received most."""
+    moved_bytes: tuple[int, ...]
+    """By the manifest of each step, on the rank that received most."""
     ahead_bytes: int
     """Copied ahead, on the rank that received most."""
     replayed: int
@@ -175,19 +175,19 @@ class Rig:
         self.clock.catch_up()
         comm.barrier()
         replays = self._num_replays()
-        ends, moved, ahead = [time.perf_counter()], 0, 0
+        ends, moved, ahead = [time.perf_counter()], list[float](), 0
         for plan in plans:
             result = self.runner.step(plan)
             ends.append(time.perf_counter())
-            moved += result.switch_bytes_received
+            moved.append(float(result.switch_bytes_received))
             ahead += result.precopy_bytes_received
         self.clock.catch_up()
-        mine = [float(moved), float(ahead), *((end - begin) * 1e3 for begin, end in pairwise(ends))]
+        mine = [float(ahead), *moved, *((end - begin) * 1e3 for begin, end in pairwise(ends))]
         worst = [max(column) for column in zip(*self.host.gather(mine), strict=True)]
         return Intervals(
-            ms=tuple(worst[2:]),
-            moved_bytes=int(worst[0]),
-            ahead_bytes=int(worst[1]),
+            ms=tuple(worst[1 + len(plans) :]),
+            moved_bytes=tuple(map(int, worst[1 : 1 + len(plans)])),
+            ahead_bytes=int(worst[0]),
             replayed=self._num_replays() - replays,
         )
 

@@ -87,6 +87,9 @@ class SwitchSettings(BenchSettings):
     precopy_bytes_per_step: int = setting(
         STAGING_BYTES, "Most that a rank receives beside an ordinary decode step (precopied).", unit="bytes"
     )
+    churn_every: int = setting(
+        0, "Precopied once more with a request cancelled, admitted or finished every so many steps; 0: not."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

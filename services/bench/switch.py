@@ -2,7 +2,8 @@
 
 Each repetition measures, from the same state, a switching step in each mode and the same rows in the
 destination with the state in place (`ready`). Between two of them the group goes back, unmeasured. The modes
-take turns in going first, so that drift of the machine cancels.
+take turns in going first, so that drift of the machine cancels; and so do directions: none has more than one
+repetition more than another, so that short of time all have some.
 """
 
 import time
@@ -21,8 +22,8 @@ from splash_core.errors import ConfigError, Infeasible
 from splash_core.switch.manifest import SwitchMode
 
 _PREFILL_MODES = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
-_LEAST_REPS = 3
-"""Repetitions that are made even if the time is short."""
+_DUE_REPS = 2
+"""Repetitions of every direction before it counts as reached."""
 
 
 class _Switches(Protocol):
@@ -44,8 +45,8 @@ class _Switches(Protocol):
         """
         ...
 
-    def rows(self) -> dict[SwitchMode, dict[str, Any]]:
-        """Fields of a row for each mode, from the repetitions kept, which are then forgotten."""
+    def rows(self, direction: Direction) -> Mapping[str, dict[str, Any]]:
+        """Fields of a row for each mode, from the repetitions of the cell that were kept."""
         ...
 
 
@@ -104,34 +105,45 @@ class _Measurement:
             self._switches.place(cell, directions)
         except Infeasible as refusal:
             for direction in directions:
-                self._add(cell, direction, self._refused(refusal))
+                self._put(cell, direction, self._refused(refusal))
             return
-        for direction in directions:
-            if not self._recorder.begin(f"{self._settings.phase} {direction[0]} → {direction[1]}, {cell}"):
-                continue
-            try:
-                self._repeat(direction)
-                rows = self._switches.rows()
-            except Infeasible as refusal:
-                self._switches.rows()  # of repetitions that were complete
-                rows = self._refused(refusal)
-            self._add(cell, direction, rows)
-
-    def _repeat(self, direction: Direction) -> None:
-        longest_s = 0.0
+        left, seconds = list(directions), dict[Direction, float]()
         for rep in range(-self._settings.warmup, self._settings.reps):
-            if rep >= _LEAST_REPS and not self._recorder.fits(longest_s):
-                break
-            began = time.monotonic()
-            first = rep % len(self._modes)
-            modes = [*self._modes[first:], *self._modes[:first]]
-            self._switches.repeat(direction, modes, counts=rep >= 0)
-            longest_s = max(longest_s, time.monotonic() - began)
+            for direction in tuple(left):
+                if not self._begin(cell, direction, rep, seconds.get(direction, 0.0)):
+                    left.remove(direction)
+                    continue
+                began = time.monotonic()
+                if not self._repeat(cell, direction, rep):
+                    left.remove(direction)
+                seconds[direction] = time.monotonic() - began
 
-    def _refused(self, refusal: Infeasible) -> dict[SwitchMode, dict[str, Any]]:
+    def _begin(self, cell: Cell, direction: Direction, rep: int, seconds: float) -> bool:
+        """True if there is time for a repetition; where the first ones are missing, that is noted."""
+        name = f"{self._settings.phase} {direction[0]} → {direction[1]}, {cell}"
+        if rep >= min(_DUE_REPS, self._settings.reps):
+            return self._recorder.goes_on(f"{name}, repetition {rep + 1}", seconds=seconds)
+        if rep > 0:
+            name += f", repetition {rep + 1}"
+        return self._recorder.begin(name, seconds=seconds)
+
+    def _repeat(self, cell: Cell, direction: Direction, rep: int) -> bool:
+        """One repetition, after which rows tell of all so far; False if the direction does not fit."""
+        first = rep % len(self._modes)
+        modes = [*self._modes[first:], *self._modes[:first]]
+        try:
+            self._switches.repeat(direction, modes, counts=rep >= 0)
+        except Infeasible as refusal:
+            self._put(cell, direction, self._refused(refusal))
+            return False
+        if rep >= 0:
+            self._put(cell, direction, self._switches.rows(direction))
+        return True
+
+    def _refused(self, refusal: Infeasible) -> Mapping[str, dict[str, Any]]:
         return {mode: {"reason": str(refusal)} for mode in self._modes}
 
-    def _add(self, cell: Cell, direction: Direction, rows: Mapping[SwitchMode, Mapping[str, Any]]) -> None:
+    def _put(self, cell: Cell, direction: Direction, rows: Mapping[str, Mapping[str, Any]]) -> None:
         peak = self._rig.peak_bytes()
         for mode, fields in rows.items():
             row = {
@@ -144,4 +156,4 @@ class _Measurement:
                 "chunk": cell.chunk,
                 **fields,
             }
-            self._recorder.add(row | ({"peak_bytes": peak} if peak else {}))
+            self._recorder.put((cell, direction, mode), row | ({"peak_bytes": peak} if peak else {}))

@@ -5,20 +5,24 @@ Invariant: every window begins with fresh histories in the direction's source.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.bench.decode_group import DecodeGroup
+from services.bench.churn import AheadBooks, Churn
+from services.bench.decode_group import DecodeGroup, SwitchPlans, no_churn
 from services.bench.rig import Rig
 from services.bench.settings import SwitchSettings, sizes
 from services.bench.sizing import Demand
-from services.bench.switch_rows import Cell, Direction, Window, window_fields
+from services.bench.switch_rows import Cell, ChurnRecord, Direction, Window, window_fields
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import Role
 from splash_core.switch.chunks import chunk_bytes
 from splash_core.switch.manifest import SwitchMode
+
+CHURN = "churn"
+"""Beside the modes: precopied while requests come and go."""
 
 AHEAD_ROOM = 512
 """Output tokens for which room is kept: a switch that copies ahead takes so many ordinary steps at most."""
@@ -36,6 +40,7 @@ class DecodeSwitches:
     def __init__(self, rig: Rig, settings: SwitchSettings, demand: Demand) -> None:
         self._rig = rig
         self._ordinary = settings.ordinary
+        self._churn_every = settings.churn_every
         self._output = 2 * settings.ordinary + AHEAD_ROOM
         self._group = DecodeGroup(
             rig.spec,
@@ -52,7 +57,9 @@ class DecodeSwitches:
         for layout in demand.layouts:
             rig.record_decode(layout, _fullest(sizes(settings.batch, "--batch"), settings.ranks))
         self._cell: tuple[int, int] = (0, 0)
-        self._windows: dict[SwitchMode, list[Window]] = {}
+        self._windows: dict[tuple[Direction, str], list[Window]] = {}
+        self._refusals: dict[Direction, str] = {}
+        """Of switches amid churn."""
 
     def place(self, cell: Cell, directions: Sequence[Direction]) -> None:
         """Histories in the first layout that holds them, filled once: later windows find finite rows.
@@ -61,6 +68,7 @@ class DecodeSwitches:
             Infeasible: none does.
         """
         self._cell = cell.batch, cell.context
+        self._windows, self._refusals = {}, {}
         reasons: list[str] = []
         for layout in dict.fromkeys(source for source, _ in directions):
             try:
@@ -73,20 +81,30 @@ class DecodeSwitches:
         raise Infeasible("; ".join(reasons))
 
     def repeat(self, direction: Direction, modes: Sequence[SwitchMode], *, counts: bool) -> None:
-        """One window in each mode.
+        """One window in each mode, and with churn where it is asked for.
 
         Raises:
             Infeasible: the source does not hold the histories, or the scheduler refuses the switch.
         """
         for mode in modes:
-            window = self._window(direction, mode)
-            if counts:
-                self._windows.setdefault(mode, []).append(window)
+            self._keep(direction, mode, self._window(direction, mode), counts=counts)
+            if mode is not SwitchMode.PRECOPIED or not self._churn_every:
+                continue
+            try:
+                self._keep(direction, CHURN, self._churned(direction), counts=counts)
+            except Infeasible as refusal:
+                # Requests that came meanwhile may have left no room: that is a finding, not the end.
+                self._refusals[direction] = str(refusal)
 
-    def rows(self) -> dict[SwitchMode, dict[str, Any]]:
-        """Fields of a row for each mode; the windows are then forgotten."""
-        windows, self._windows = self._windows, {}
-        return {mode: window_fields(of_mode) for mode, of_mode in windows.items()}
+    def rows(self, direction: Direction) -> Mapping[str, dict[str, Any]]:
+        """Fields of a row for each mode."""
+        refused = {CHURN: {"reason": self._refusals[direction]}} if direction in self._refusals else {}
+        windows = {mode: kept for (of, mode), kept in self._windows.items() if of == direction}
+        return refused | {mode: window_fields(of_mode) for mode, of_mode in windows.items()}
+
+    def _keep(self, direction: Direction, mode: str, window: Window, *, counts: bool) -> None:
+        if counts:
+            self._windows.setdefault((direction, mode), []).append(window)
 
     def _begin(self, layout: Layout) -> None:
         """Fresh histories in `layout`."""
@@ -98,19 +116,28 @@ class DecodeSwitches:
         for plan in group.place(batch, context, output=self._output):
             rig.run(plan)
 
-    def _window(self, direction: Direction, mode: SwitchMode) -> Window:
+    def _churned(self, direction: Direction) -> Window:
+        """A window in mode `precopied` in which requests come and go until the switching step."""
+        batch, context = self._cell
+        churn = Churn(
+            group=self._group, every=self._churn_every, most=batch, context=context, output=self._output
+        )
+        return self._window(direction, SwitchMode.PRECOPIED, churn)
+
+    def _window(self, direction: Direction, mode: SwitchMode, churn: Churn | None = None) -> Window:
         source, destination = direction
         self._begin(source)
         # One step more in front: its interval begins at a common start, not at the end of a step.
         before = self._group.steps(self._ordinary + 1)
         began = time.perf_counter()
         try:
-            switch = self._group.switch(destination, mode)
+            switch = self._group.switch(destination, mode, churn or no_churn)
         except Infeasible:
             # Steps that are planned and not executed end with their requests.
             self._group.clear()
             raise
         plan_ms = (time.perf_counter() - began) * 1e3
+        record = churn and self._record(churn, switch)
         after = self._group.steps(self._ordinary)
         run = self._rig.intervals([*before, *switch.ahead, switch.switching, *after])
         at = len(before) + len(switch.ahead)
@@ -121,9 +148,23 @@ class DecodeSwitches:
             after=run.ms[at + 1 :],
             mode=switch.switching.mode,
             replayed=run.replayed,
-            received_bytes=run.moved_bytes,
+            received_bytes=run.moved_bytes[at],
             ahead_bytes=run.ahead_bytes,
             plan_ms=plan_ms,
+            churn=record,
+        )
+
+    def _record(self, churn: Churn, switch: SwitchPlans) -> ChurnRecord:
+        books = AheadBooks.of(switch, self._rig.arena, self._group.live_pages)
+        return ChurnRecord(
+            cancelled=churn.cancelled,
+            finished=churn.finished,
+            admitted=churn.admitted,
+            turned_away=churn.turned_away,
+            copied_bytes=books.copied_bytes,
+            invalidated_bytes=books.invalidated_bytes,
+            recopied_bytes=books.recopied_bytes,
+            fallback=switch.fallback,
         )
 
     def _fill(self) -> None:

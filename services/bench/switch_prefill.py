@@ -25,7 +25,7 @@ class PrefillSwitches:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self._rows: Mapping[SeqId, int] = {}
-        self._pairs: dict[SwitchMode, list[Pair]] = {}
+        self._pairs: dict[tuple[Direction, SwitchMode], list[Pair]] = {}
 
     def place(self, cell: Cell, directions: Sequence[Direction]) -> None:
         """Histories in the first layout that holds them.
@@ -33,7 +33,7 @@ class PrefillSwitches:
         Raises:
             Infeasible: none does.
         """
-        rig, reasons = self._rig, []
+        rig, reasons, self._pairs = self._rig, [], {}
         rig.group.clear()
         for layout in dict.fromkeys(source for source, _ in directions):
             rig.go(layout)
@@ -66,13 +66,14 @@ class PrefillSwitches:
         assert ready is not None  # there is at least one mode
         if counts:
             for mode, (step, plan_ms) in switching.items():
-                self._pairs.setdefault(mode, []).append(Pair(switching=step, ready=ready, plan_ms=plan_ms))
+                pair = Pair(switching=step, ready=ready, plan_ms=plan_ms)
+                self._pairs.setdefault((direction, mode), []).append(pair)
 
-    def rows(self) -> dict[SwitchMode, dict[str, Any]]:
-        """Fields of a row for each mode; the repetitions are then forgotten."""
-        pairs, self._pairs = self._pairs, {}
+    def rows(self, direction: Direction) -> Mapping[str, dict[str, Any]]:
+        """Fields of a row for each mode."""
+        pairs = {mode: kept for (of, mode), kept in self._pairs.items() if of == direction}
         one_layer_ms = layer_ms(pairs.get(SwitchMode.BLOCKING, []), self._rig.spec.layers)
-        return {mode: pair_fields(of_mode, one_layer_ms) for mode, of_mode in pairs.items()}
+        return {str(mode): pair_fields(of_mode, one_layer_ms) for mode, of_mode in pairs.items()}
 
     def _switch(self, layout: Layout, mode: SwitchMode) -> tuple[TimedStep, float]:
         began = time.perf_counter()

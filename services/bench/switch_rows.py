@@ -63,6 +63,23 @@ class Window:
     ahead_bytes: int
     """In the ordinary steps before it."""
     plan_ms: float
+    churn: "ChurnRecord | None" = None
+    """Of a window in which requests came and went."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChurnRecord:
+    """What happened while state was copied ahead, and what it undid; bytes received by all ranks together."""
+
+    cancelled: int
+    finished: int
+    admitted: int
+    turned_away: int
+    copied_bytes: int
+    invalidated_bytes: int
+    recopied_bytes: int
+    fallback: str
+    """Why the switching step was overlapped; empty if it was not."""
 
 
 def layer_ms(blocking: Sequence[Pair], layers: int) -> float | None:
@@ -122,6 +139,8 @@ def window_fields(windows: Sequence[Window]) -> dict[str, Any]:
         "replayed": min(window.replayed for window in windows),
         "reps": len(windows),
     }
+    records = [window.churn for window in windows if window.churn is not None]
+    fields |= _churn_fields(records) if records else {}
     copying = [(window.ahead, one) for window, one in zip(windows, before, strict=True) if window.ahead]
     if not copying:
         return fields
@@ -130,4 +149,20 @@ def window_fields(windows: Sequence[Window]) -> dict[str, Any]:
         "ahead_steps": max(len(ahead) for ahead, _ in copying),
         "ahead_ms_p50": median([median(ahead) for ahead, _ in copying]),
         "ahead_slowdown": median([median(ahead) / one - 1.0 for ahead, one in copying]),
+        "ahead_ms_p95": median([percentile(ahead, 0.95) for ahead, _ in copying]),
+    }
+
+
+def _churn_fields(records: Sequence[ChurnRecord]) -> dict[str, Any]:
+    last = records[-1]
+    return {
+        "cancelled": last.cancelled,
+        "finished": last.finished,
+        "admitted": last.admitted,
+        "turned_away": last.turned_away,
+        "copied_bytes": max(record.copied_bytes for record in records),
+        "invalidated_bytes": max(record.invalidated_bytes for record in records),
+        "recopied_bytes": max(record.recopied_bytes for record in records),
+        "committed": sum(not record.fallback for record in records),
+        "fallback": next((record.fallback for record in records if record.fallback), ""),
     }

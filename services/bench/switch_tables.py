@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from services.bench.results_tables import Row, markdown_table, milliseconds
+from services.bench.results_tables import Row, markdown_table, milliseconds, number
 from splash_core.switch.manifest import SwitchMode
 from splash_core.units import format_bytes
 
@@ -34,6 +34,7 @@ def _table(rows: Sequence[Row]) -> str:
         "ready": lambda line: milliseconds(line["any"]["ready_ms_p50"]),
         "layer": lambda line: milliseconds(line["any"]["layer_ms"]),
         "bytes": lambda line: format_bytes(line["any"]["bytes_per_rank"]),
+        "reps": lambda line: number(line["any"]["reps"]),
     }
     if any("before_ms_p50" in row for row in measured):
         columns["before"] = lambda line: milliseconds(line["any"]["before_ms_p50"])
@@ -58,13 +59,18 @@ def _mode_columns(mode: str, rows: Sequence[Row]) -> dict[str, Callable[[Row], s
         columns[f"{mode}: (7)"] = cell(lambda row: milliseconds(row["formula_ms"]))
     if any("ahead_steps" in row for row in rows):
         columns[f"{mode}: ahead"] = cell(_ahead)
+    if any("cancelled" in row for row in rows):
+        columns[f"{mode}: events"] = cell(_events)
+        columns[f"{mode}: copied, invalidated, again"] = cell(_undone)
+        columns[f"{mode}: committed"] = cell(_committed)
     return columns
 
 
 def _exposed(row: Row) -> str:
     # The scheduler may have had no room for the mode asked for.
-    executed_as = row.get("executed_as", row["mode"])
-    note = "" if executed_as == row["mode"] else f", as {executed_as}"
+    asked = SwitchMode.PRECOPIED if "cancelled" in row else row["mode"]
+    executed_as = row.get("executed_as", asked)
+    note = "" if executed_as == asked else f", as {executed_as}"
     return f"{milliseconds(row['exposed_ms_p50'])} ({milliseconds(row['exposed_ms_p95'])}){note}"
 
 
@@ -82,3 +88,21 @@ def _ahead(row: Row) -> str:
         return "nothing"
     size = format_bytes(row["ahead_bytes_per_rank"])
     return f"{size} in {row['ahead_steps']} steps, {row['ahead_slowdown']:+.1%}"
+
+
+def _events(row: Row) -> str:
+    turned_away = f", {row['turned_away']} turned away" if row["turned_away"] else ""
+    return (
+        f"{row['cancelled']} cancelled, {row['finished']} finished, {row['admitted']} admitted{turned_away}"
+    )
+
+
+def _undone(row: Row) -> str:
+    return ", ".join(
+        format_bytes(row[name]) for name in ("copied_bytes", "invalidated_bytes", "recopied_bytes")
+    )
+
+
+def _committed(row: Row) -> str:
+    why = f": {row['fallback']}" if row["fallback"] else ""
+    return f"{row['committed']} of {row['reps']}{why}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.errors import Conflict, InvariantBroken
-from splash_core.ids import Epoch, Incarnation, LeaseId, RequestId, SeqId
+from splash_core.ids import Epoch, Incarnation, LeaseId, PageId, RequestId, SeqId
 from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
@@ -143,6 +143,10 @@ class GroupScheduler:
         """Where each page of a sequence is: the source of a handoff."""
         table = self._parts.residency.table
         return tuple(table.copies(page) for page in self._parts.roster.get(seq).pages)
+
+    def pages(self, seq: SeqId) -> tuple[PageId, ...]:
+        """The pages of a sequence, in order; copies of a page may move, its id stays."""
+        return tuple(self._parts.roster.get(seq).pages)
 
     # -------------------------------------------------------------------------------- steps
 

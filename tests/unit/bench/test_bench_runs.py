@@ -2,12 +2,14 @@
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.bench import capacity, primitives, sweep, switch
+from services.bench.recorder import Recorder
 from services.bench.settings import (
     INPROCESS,
     BenchSettings,
@@ -124,6 +126,32 @@ class TestSwitch:
         refused = {(row["from"], row["to"]) for row in rows if "reason" in row}
         assert refused
         assert refused == {direction for direction in DIRECTIONS if "TP" in direction}
+
+    @pytest.mark.parametrize(
+        ("allowed", "reps", "missing"),
+        [
+            (8, [3, 3, 2], []),
+            (4, [2, 1, 1], ["DP → TP", "TP → CP"]),
+            (2, [1, 1], ["TP → CP", "TP → DP", "DP → TP"]),
+        ],
+    )
+    def test_short_of_time_all_directions_have_some_repetitions(
+        self, monkeypatch: pytest.MonkeyPatch, allowed: int, reps: list[int], missing: list[str]
+    ) -> None:
+        """Every rank has time for so many repetitions."""
+        asked_of: Counter[int] = Counter()
+
+        def fits(recorder: Recorder, seconds: float) -> bool:
+            asked_of[id(recorder)] += 1
+            return asked_of[id(recorder)] <= allowed
+
+        monkeypatch.setattr(Recorder, "fits", fits)
+        fields: dict[str, Any] = {**TINY, "warmup": 0, "layers": 2, "directions": "TP:DP,DP:TP,TP:CP"}
+        asked = SwitchSettings(**fields, batch="2", context="8", chunk="2", modes="overlapped", reps=5)
+        document = run_spmd(switch.run, resolved(asked))
+        assert [row["reps"] for row in document["rows"]] == reps
+        not_reached = document.get("not_reached", [])
+        assert [name.split(",")[0].removeprefix("prefill ") for name in not_reached] == missing
 
     def test_unknown_modes_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="modes"):

@@ -74,7 +74,7 @@ def test_modes_of_a_direction_stand_side_by_side() -> None:
     ]
     text = page([document("switch", rows)])
     (line,) = [line for line in text.splitlines() if line.startswith("| TP → DP")]
-    assert "| 200.0 | 0.610 | 3.00 GiB | 37.20 (1.50) |" in line
+    assert "| 200.0 | 0.610 | 3.00 GiB | 15 | 37.20 (1.50) |" in line
     assert "| 1.00 (1.50) | 0.50% | 0.700 + 0.100 + 0.200 | 0.800 | 0.610 |" in line
     assert text.count("* CP → TP: no room") == 1
 
@@ -102,9 +102,36 @@ def test_decode_tables_tell_what_was_copied_ahead() -> None:
     ]
     lines = page([document("switch", rows)]).splitlines()
     assert (
-        "| TP → DP | 12.00 |  | 0 B | 13.00 | 3.00 (4.00) | 25.00% | 3.00 GiB in 40 steps, +4.0% |" in lines
+        "| TP → DP | 12.00 |  | 0 B | 5 | 13.00 | 3.00 (4.00) | 25.00% | 3.00 GiB in 40 steps, +4.0% |"
+        in lines
     )
-    assert "| CP → TP | 12.00 |  | 0 B | 13.00 | 3.00 (4.00), as overlapped | 25.00% | nothing |" in lines
+    assert "| CP → TP | 12.00 |  | 0 B | 5 | 13.00 | 3.00 (4.00), as overlapped | 25.00% | nothing |" in lines
+
+
+def test_churn_tells_what_it_undid() -> None:
+    figures = {
+        "layer_ms": None,
+        "ready_ms_p50": 10.0,
+        "before_ms_p50": 11.0,
+        "exposed_ms_p50": 1.0,
+        "exposed_ms_p95": 2.0,
+        "bytes_per_rank": 0,
+        "reps": 3,
+        "executed_as": "overlapped",
+        "cancelled": 2,
+        "finished": 1,
+        "admitted": 3,
+        "turned_away": 0,
+        "copied_bytes": 3 << 30,
+        "invalidated_bytes": 1 << 30,
+        "recopied_bytes": 0,
+        "committed": 2,
+        "fallback": "no room",
+    }
+    lines = page([document("switch", [switch_row("CP", "TP", "churn", **figures)])]).splitlines()
+    (line,) = [line for line in lines if line.startswith("| CP → TP")]
+    assert "1.00 (2.00), as overlapped | 10.00% |" in line
+    assert "| 2 cancelled, 1 finished, 3 admitted | 3.00 GiB, 1.00 GiB, 0 B | 2 of 3: no room |" in line
 
 
 def test_a_sweep_on_gpus_stands_beside_the_peer() -> None:
