@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from services.bench.clock import median, operation_ms
 from services.bench.contiguous import Traffic, contiguous_ways
@@ -18,6 +19,7 @@ from services.bench.sizing import Demand
 from services.bench.spmd import RankHost
 from splash_core.cost.switch import kv_primitive
 from splash_core.engine.lanes import Move
+from splash_core.engine.staging import ChunkWork
 from splash_core.engine.switching import ChunkMove, PlannedChunk, WeightMove
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import RULES, Layout
@@ -90,7 +92,28 @@ class _Primitives:
         traffic = Traffic.of_layer(manifest, rig.settings.ranks, rig.arena.layer_slice_bytes)
         measured = self._measure(self._mover_of(manifest), traffic)
         chunks = {"chunks": len(manifest.layer_chunks), "boundary_chunks": len(manifest.boundary_chunks)}
-        self._recorder.add(_row(f"kv {manifest.kv}", direction, batch, context) | measured | chunks)
+        stages = self._stages(manifest)
+        row = _row(f"kv {manifest.kv}", direction, batch, context)
+        self._recorder.add(row | measured | chunks | stages)
+
+    def _stages(self, manifest: SwitchManifest) -> dict[str, float]:
+        """Each stage of all chunks of a layer alone, one chunk after the other: nothing overlaps."""
+        mover, layers = self._mover, self._rig.spec.layers
+        works = [mover.prepare(chunk) for chunk in manifest.layer_chunks]
+
+        def each(stage: Callable[[ChunkWork, Tensor, Tensor], None]) -> float:
+            def run(rep: int) -> None:
+                pages = self._arena.layer(rep % layers)
+                for work in works:
+                    stage(work, pages, mover.staging.rows(0, work.num_rows, pages))
+
+            return self._median_ms(run)
+
+        return {
+            "gather_ms": each(lambda work, pages, rows: mover.gather(work, pages, rows)),
+            "exchange_ms": each(lambda work, _, rows: mover.exchange(work, rows)),
+            "scatter_ms": each(lambda work, pages, rows: mover.scatter(work, pages, rows)),
+        }
 
     def _mover_of(self, manifest: SwitchManifest) -> Callable[[int], None]:
         chunks = [PlannedChunk(chunk, self._mover) for chunk in manifest.layer_chunks]
@@ -128,6 +151,8 @@ class _Primitives:
             "of_best": times[best] / ms,
             "best_way": best,
             "transfer_gb_s": size / limited_ms / 1e6,
+            "of_limited": limited_ms / ms,
+            "ways_ms": {way: round(ms, 4) for way, ms in times.items()},
         }
 
     def _median_ms(self, operation: Callable[[int], object]) -> float:

@@ -98,10 +98,19 @@ def _primitives(document: Document, _: Sequence[Document]) -> str:
         "best GB/s": lambda row: f"{row['nccl_gb_s']:.1f}, {row['best_way']}",
         "limited": lambda row: f"{row['transfer_gb_s']:.1f}",
         "of best": lambda row: f"{row['of_best']:.0%}",
+        "of limited": lambda row: f"{row['gb_s'] / row['transfer_gb_s']:.0%}",
     }
+    if any("gather_ms" in row for row in document["rows"]):
+        columns["chunks"] = lambda row: number(row.get("chunks"))
+        columns["gather + exchange + scatter"] = _stages
     return with_reasons(
         columns, document["rows"], lambda row: f"{row['from']} → {row['to']}, S {row['context']}"
     )
+
+
+def _stages(row: Row) -> str:
+    names = ("gather_ms", "exchange_ms", "scatter_ms")
+    return " + ".join(milliseconds(row[name]) for name in names) if "gather_ms" in row else ""
 
 
 def _switch(document: Document, _: Sequence[Document]) -> str:

@@ -30,6 +30,9 @@ from splash_core.dist.process_group import ProcessGroupComm
 from splash_core.dist.rows import as_bytes, check_counts, check_rows, row_bytes, sum_in_rank_order
 from splash_core.errors import GroupFailed, InvariantBroken
 
+_BLOCK_LIMITS = (1, 2, 4, 8, 16, 32, 64)
+"""Most thread blocks of a communicator that NCCL tells apart."""
+
 _log = logging.getLogger("splash.dist")
 
 
@@ -184,13 +187,13 @@ def nccl_comm(
         num_ranks: T.
         device: this rank's GPU, already the current one.
         timeout_s: longest wait for a peer inside one collective.
-        max_ctas: most thread blocks that its kernels take from the GPU; such a communicator runs beside
+        max_ctas: most thread blocks that exchanges take from the GPU; such a communicator runs beside
             computation, so its own stream gets priority: it then progresses between the waves of a GEMM.
     """
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=max_ctas is not None)
     if max_ctas is not None:
         options.config.min_ctas = 1
-        options.config.max_ctas = max_ctas
+        options.config.max_ctas = blocks_to_allow(max_ctas, num_ranks)
     timeout = timedelta(seconds=timeout_s)
     # new_group sets it too, but warns when it differs from the default before.
     options._timeout = timeout
@@ -198,6 +201,29 @@ def nccl_comm(
     if not isinstance(group, dist.ProcessGroup):
         raise GroupFailed("this process is not a member of the group that it joined")
     return NcclComm(group, device)
+
+
+def blocks_to_allow(used: int, num_ranks: int) -> int:
+    """The limit under which an exchange of every rank with every other takes at most `used` thread blocks.
+
+    NCCL 2.28 shares a communicator's blocks out among its ranks, this one included, and rounds each share down
+    to a power of two: between two ranks half of the blocks that are allowed would never be used. (An exchange of
+    more than some MiB for each block takes more of them, up to the limit.)
+
+    Args:
+        used: thread blocks, at least 1.
+        num_ranks: T.
+    """
+    if num_ranks == 1:
+        return used
+    fitting = [limit for limit in _BLOCK_LIMITS if _blocks_used(limit, num_ranks) <= used]
+    return fitting[-1]
+
+
+def _blocks_used(limit: int, num_ranks: int) -> int:
+    share = max(1, limit // num_ranks)
+    share = 1 << (share.bit_length() - 1)
+    return min(limit, share * (num_ranks - 1))
 
 
 def _equal(counts: Sequence[int]) -> bool:

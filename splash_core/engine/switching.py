@@ -64,20 +64,32 @@ class StateMover:
             The staging rows; those to be received are not filled yet.
         """
         rows = self.staging.rows(track, work.num_rows, pages)
-        self._kernels.gather_pages(pages, work.read_slots, out=rows[: work.num_read])
+        self.gather(work, pages, rows)
         return rows
 
     @torch.inference_mode()
     def write_pages(self, work: ChunkWork, pages: Tensor, rows: Tensor) -> None:
         """The second half of `move_pages`: exchange the staged rows, scatter what stays and what arrives."""
+        self.exchange(work, rows)
+        self.scatter(work, pages, rows)
+
+    def gather(self, work: ChunkWork, pages: Tensor, rows: Tensor) -> None:
+        """Read a chunk's sources into staged rows."""
+        self._kernels.gather_pages(pages, work.read_slots, out=rows[: work.num_read])
+
+    def exchange(self, work: ChunkWork, rows: Tensor) -> None:
+        """Send and receive staged rows of a chunk."""
         recvs = [Transfer(peer, rows[first:end]) for peer, (first, end) in work.recvs.items()]
         self._comm.exchange(
             [Transfer(peer, rows[first:end]) for peer, (first, end) in work.sends.items()],
             recvs,
             tag="switch.pages",
         )
-        self._kernels.scatter_pages(pages, work.write_slots, rows[work.num_sent :])
         self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
+
+    def scatter(self, work: ChunkWork, pages: Tensor, rows: Tensor) -> None:
+        """Write staged rows of a chunk to where they belong: those that stay, and those that have arrived."""
+        self._kernels.scatter_pages(pages, work.write_slots, rows[work.num_sent :])
 
     @torch.inference_mode()
     def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:

@@ -170,3 +170,22 @@ def alone(comms: RankComms) -> bool:
         and comm.reduce_scatter_rows(x_NX, [3], tag="sum") is x_NX
         and comm.rank == RankId(0)
     )
+
+
+@pytest.mark.parametrize(
+    ("used", "num_ranks", "limit"),
+    [(16, 1, 16), (16, 2, 32), (8, 2, 16), (1, 2, 2), (12, 2, 16), (16, 4, 16), (24, 4, 32), (16, 8, 16)],
+)
+def test_exchanges_take_the_thread_blocks_that_were_asked_for(used: int, num_ranks: int, limit: int) -> None:
+    """Of two ranks NCCL gives each half: so twice as many are allowed as are to be used."""
+    assert nccl.blocks_to_allow(used, num_ranks) == limit
+
+
+@given(used=st.integers(1, 64), num_ranks=st.integers(2, 16))
+def test_no_exchange_takes_more_thread_blocks_than_asked_for(used: int, num_ranks: int) -> None:
+    limit = nccl.blocks_to_allow(used, num_ranks)
+    share = 1
+    while 2 * share * num_ranks <= limit:
+        share *= 2
+    assert min(limit, share * (num_ranks - 1)) <= used
+    assert limit & (limit - 1) == 0
