@@ -26,7 +26,7 @@ from splash_core.settings_base import (
     setting,
 )
 from splash_core.settings_file import read_settings_file
-from splash_core.units import LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
+from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
 S = TypeVar("S")
 
@@ -101,6 +101,16 @@ class WorkerSettings(ModelSettings):
     switch_layers_ahead: int = setting(
         LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes.", within=COUNT
     )
+    graphs: str = setting(
+        "auto",
+        "Record decode steps when a rank loads, and replay them; auto: on cuda. A CPU runs them again.",
+        choices=("auto", "on", "off"),
+    )
+    graph_bytes: int = setting(
+        GRAPH_BYTES,
+        "Set aside on each GPU for recorded decode steps, and the most they may take.",
+        unit="bytes",
+    )
     precopy_bytes_per_step: int = setting(
         STAGING_BYTES,
         "Received in each ordinary step while a switch copies ahead; at least a page or a layer's weights.",
@@ -127,6 +137,13 @@ class WorkerSettings(ModelSettings):
         "torch", "What computes; fake needs no weights.", choices=("torch", "fake"), hidden=True
     )
     fake_step_s: float = setting(0.0, "Time of a fake engine's step.", unit="s", hidden=True)
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether decode groups record their steps."""
+        return self.engine == "torch" and (
+            self.graphs == "on" or (self.graphs, self.device) == ("auto", "cuda")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,13 @@ TRANSFER_CTAS = 16
 """Default thread blocks of the transfer communicator on a GPU. On H200 it moves 235 of 306 GB/s with them,
 and a GEMM beside it slows no more than with 4."""
 
+GRAPH_BYTES = 2 * GIB
+"""Default memory of a GPU that is set aside for recorded decode steps. On H200 those of a model of 61 layers
+take some 30 MiB for each layout and number of rows."""
+
+DENSE_EXPERT_ROWS = 128
+"""Most rows of a step for which a GPU computes every local expert on every row."""
+
 LAYERS_AHEAD = 2
 """Default number of layers whose moves are enqueued before the layer that computes (GPU)."""
 

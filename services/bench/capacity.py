@@ -5,6 +5,7 @@ requests of one page until none fits any more, and then runs one step of the lar
 owned by one rank, to show that the working memory which the account sets aside suffices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from services.bench.recorder import Recorder
 from services.bench.rig import Rig
-from services.bench.settings import CapacitySettings, layouts_of
+from services.bench.settings import CapacitySettings, layouts_of, sizes
 from services.bench.sizing import Demand, device_account
 from services.bench.spmd import RankHost
 from splash_core.ids import RankId
@@ -33,6 +34,7 @@ def run(host: RankHost, settings: CapacitySettings) -> dict[str, Any]:
     demand = Demand(layouts=layouts, batch=1, tokens=rows, rows=rows)
     rig = Rig(host, settings, layout=layouts[0], demand=demand)
     account = _account_of(rig, layouts)
+    fullest = [-(-batch // settings.ranks) for batch in sizes(settings.batch, "--batch")]
     for layout in layouts:
         if recorder.begin(str(layout)):
             filled = fill(rig.arena, layout)
@@ -43,6 +45,7 @@ def run(host: RankHost, settings: CapacitySettings) -> dict[str, Any]:
                 "account_tokens": account.distinct_tokens(layout),
                 "ratio": filled.distinct_tokens / account.distinct_tokens(layout),
             }
+            row |= _recorded(rig, layout, fullest)
             recorder.add(row | _largest_step(rig, layout, rows, account))
     return recorder.document().to_json()
 
@@ -79,6 +82,18 @@ def _account_of(rig: Rig, layouts: tuple[Layout, ...]) -> MemoryAccount:
     account = device_account(rig.spec, rig.settings, rows=0)
     other = account.budget_bytes - rig.arena.arena_bytes
     return replace(account, other_bytes=dict.fromkeys(layouts, other))
+
+
+def _recorded(rig: Rig, layout: Layout, fullest: Sequence[int]) -> dict[str, Any]:
+    """What recorded decode steps take, by home rows per rank; nothing where none are."""
+    reports = rig.recordings(layout, fullest)
+    if not reports:
+        return {}
+    return {
+        "graph_bytes": {str(report.bucket): report.num_bytes for report in reports},
+        "record_s": sum(report.record_s for report in reports),
+        "graph_budget_bytes": rig.settings.graph_bytes,
+    }
 
 
 def _largest_step(rig: Rig, layout: Layout, rows: int, account: MemoryAccount) -> dict[str, Any]:

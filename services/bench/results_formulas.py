@@ -83,6 +83,8 @@ CAPACITY = """### Capacity
     peak       = most memory that tensors took while one request ran a step of the largest size
     used       = memory in use on the device after it, with what libraries hold
     budget     = memory fraction × device memory − staging
+    recorded   = device memory that the layout's recorded decode steps keep, by home rows per rank, measured
+    steps        when they were recorded, and what is set aside for those of all layouts (part of M_other)
 """
 
 SWEEP = """### Sweeps

@@ -132,7 +132,18 @@ def _capacity(document: Document, _: Sequence[Document]) -> str:
         "used": lambda row: format_bytes(row["used_bytes"]) if "used_bytes" in row else "",
         "budget": lambda row: format_bytes(row["budget_bytes"]) if "budget_bytes" in row else "",
     }
+    if any("graph_bytes" in row for row in document["rows"]):
+        columns["recorded steps"] = _recorded
     return markdown_table(columns, document["rows"])
+
+
+def _recorded(row: Row) -> str:
+    if "graph_bytes" not in row:
+        return ""
+    sizes = row["graph_bytes"]
+    parts = ", ".join(f"{rows} rows {format_bytes(size)}" for rows, size in sizes.items())
+    whole = format_bytes(sum(sizes.values()))
+    return f"{whole} ({parts}), {row['record_s']:.1f} s, of {format_bytes(row['graph_budget_bytes'])} for all"
 
 
 def _serve(document: Document, _: Sequence[Document]) -> str:

@@ -5,7 +5,7 @@ Invariant: every rank calls the same methods in the same order, so that plans an
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from services.bench.shapes import bench_spec
 from services.bench.sizing import Demand, arena_bytes
 from services.bench.spmd import RankHost
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.graphs import GraphReport
+from splash_core.engine.recorded_steps import check_budget
 from splash_core.engine.static_backends import decode_graphs
 from splash_core.ids import SeqId
 from splash_core.kernels.dtypes import BY_NAME
@@ -107,7 +109,7 @@ class Rig:
         self.clock: Clock = clock_of(device)
         self._timer = StepTimer(self.clock)
         self.engine.mark = self._timer.mark
-        self._recorded: dict[Layout, dict[str, float]] = {}
+        self._recorded: dict[Layout, tuple[GraphReport, ...]] = {}
         self.group = BenchGroup(
             self.spec, self.arena, layout, staging_bytes=chunk_bytes(settings.staging_bytes)
         )
@@ -118,9 +120,22 @@ class Rig:
         Args:
             layout: of the steps.
             most_rows: numbers of home rows on the fullest rank, the same at every call.
+
+        Raises:
+            ConfigError: all that is recorded takes more memory than is set aside.
         """
-        if self.settings.graphs != "on":
+        reports = self.recordings(layout, most_rows)
+        if not reports:
             return {}
+        return {
+            "graph_bytes": float(sum(report.num_bytes for report in reports)),
+            "record_s": sum(report.record_s for report in reports),
+        }
+
+    def recordings(self, layout: Layout, most_rows: Sequence[int]) -> tuple[GraphReport, ...]:
+        """As `record_decode`, with a report for each number of rows; the fullest rank of each figure."""
+        if self.settings.graphs != "on":
+            return ()
         graphs = self.engine.graphs
         if graphs is None:
             graphs = self.engine.graphs = decode_graphs(
@@ -128,12 +143,18 @@ class Rig:
             )
         if layout not in self._recorded:
             with torch.inference_mode():
-                reports = graphs.record(layout)
-            self._recorded[layout] = {
-                "graph_bytes": float(sum(report.num_bytes for report in reports)),
-                "record_s": sum(report.record_s for report in reports),
-            }
+                self._recorded[layout] = self._fullest(graphs.record(layout))
+            reports = [report for kept in self._recorded.values() for report in kept]
+            check_budget(reports, self.settings.graph_bytes)
         return self._recorded[layout]
+
+    def _fullest(self, reports: Sequence[GraphReport]) -> tuple[GraphReport, ...]:
+        figures = [value for report in reports for value in (float(report.num_bytes), report.record_s)]
+        worst = [max(column) for column in zip(*self.host.gather(figures), strict=True)]
+        return tuple(
+            replace(report, num_bytes=int(worst[2 * at]), record_s=worst[2 * at + 1])
+            for at, report in enumerate(reports)
+        )
 
     def place(self, batch: int, history: int) -> None:
         """Histories in place, filled with random rows, in the present layout.

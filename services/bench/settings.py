@@ -12,7 +12,7 @@ from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.settings_base import parse_size, setting
 from splash_core.switch.manifest import SwitchMode
-from splash_core.units import LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
+from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
 INPROCESS = "inprocess"
 """Ranks as threads of one process, CPU only."""
@@ -37,6 +37,11 @@ class BenchSettings:
     )
     graphs: str = setting(
         "auto", "Replay recorded decode steps; auto: on GPUs.", choices=("auto", "on", "off")
+    )
+    graph_bytes: int = setting(
+        GRAPH_BYTES,
+        "Set aside on each GPU for recorded decode steps, and the most they may take.",
+        unit="bytes",
     )
     layers: int = setting(0, "Decoder layers; 0: the shape's.")
     experts: int = setting(0, "Routed experts; 0: the shape's.")
@@ -98,6 +103,7 @@ class CapacitySettings(BenchSettings):
 
     layouts: str = setting("", "Layouts to fill; default: all.")
     chunk_tokens: int = setting(16384, "Rows of the largest step, for which room is left.", unit="tokens")
+    batch: str = setting("1,16,64", "Requests of the decode steps that are recorded, a list.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

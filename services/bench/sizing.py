@@ -76,6 +76,7 @@ def device_account(spec: ModelSpec, settings: BenchSettings, *, rows: int) -> Me
             page_size=settings.page_size,
             chunk_tokens=rows,
             runtime_bytes=runtime,
+            graph_bytes=settings.graph_bytes if settings.graphs == "on" else 0,
         ),
     )
 

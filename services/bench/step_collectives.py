@@ -90,6 +90,10 @@ class RunOnce(Recorder):
     """Runs what is to be recorded once, and keeps its result."""
 
     @override
+    def held_bytes(self) -> int:
+        return 0
+
+    @override
     def record(self, run: Callable[[], Tensor]) -> Recorded:
         result = run()
         return Recorded(replay=lambda: result, num_bytes=0, record_s=0.0)

@@ -10,7 +10,7 @@ from splash_core.cost.precision import Precision
 from splash_core.layout.layout import RULES, KvHistory, Layout, Matrix
 from splash_core.layout.memory import MemoryAccount, attention_buffer_bytes
 from splash_core.spec.model import ModelSpec
-from splash_core.units import STAGING_BYTES
+from splash_core.units import DENSE_EXPERT_ROWS, STAGING_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class Deployment:
     """Rows of the largest step of the group."""
     runtime_bytes: int = 0
     """What a process takes on the device before it holds anything."""
+    graph_bytes: int = 0
+    """Set aside for recorded decode steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +88,14 @@ def activation_bytes(spec: ModelSpec, layout: Layout, deployment: Deployment) ->
         # Even routing, doubled: each routed row in and out, and its two halves.
         routed = 2 * spec.moe.top_k * (2 * spec.moe.intermediate + 2 * spec.hidden)
         inner = max(inner, (routed + 3 * spec.moe.shared_intermediate) // ranks)
-    return streams + max(attention, rows * inner * width)
+    return streams + max(attention, rows * inner * width, _dense_experts_bytes(spec, deployment))
 
 
 def memory_account(spec: ModelSpec, deployment: Deployment) -> MemoryAccount:
     """The account of docs/model.md §2 for a deployment on paper."""
     precision = deployment.precision
     model = ModelBytes.of(spec, precision, num_ranks=deployment.num_ranks)
-    fixed = model.total + deployment.runtime_bytes
+    fixed = model.total + deployment.runtime_bytes + deployment.graph_bytes
     return MemoryAccount(
         spec=spec,
         num_ranks=deployment.num_ranks,
@@ -105,6 +107,16 @@ def memory_account(spec: ModelSpec, deployment: Deployment) -> MemoryAccount:
         staging_bytes=STAGING_BYTES,
         other_bytes={layout: fixed + activation_bytes(spec, layout, deployment) for layout in Layout},
     )
+
+
+def _dense_experts_bytes(spec: ModelSpec, deployment: Deployment) -> int:
+    """Both halves, their product and the output of every local expert on every row, where rows are few."""
+    if spec.moe is None:
+        return 0
+    rows = min(deployment.chunk_tokens, DENSE_EXPERT_ROWS)
+    held = -(-spec.moe.num_experts // deployment.num_ranks)
+    numbers = held * rows * (3 * spec.moe.intermediate + spec.hidden)
+    return numbers * deployment.precision.activation_bytes
 
 
 def _low_rank(spec: ModelSpec) -> int:

@@ -33,6 +33,7 @@ class GraphReport:
     layout: Layout
     bucket: int
     num_bytes: int
+    """Device memory of the recording, and of the buffers that its inputs are put in."""
     record_s: float
 
 
@@ -118,6 +119,7 @@ class DecodeGraphs:
         return recorded.replay()[: batch.counts[batch.rank]]
 
     def _record(self, layout: Layout, bucket: int) -> GraphReport:
+        held = self._recorder.held_bytes()
         buffer = StepBuffer(self._ctx.device, self._buffer_bytes)
         context = self._static_context(self._ctx, layout, bucket, buffer)
         entry = _Entry(layout, bucket, context, buffer)
@@ -130,10 +132,14 @@ class DecodeGraphs:
             context.comm.settle()
             return logits_NV
 
+        inputs = max(self._recorder.held_bytes() - held, self._buffer_bytes)
         recorded = self._recorder.record(run)
         self._recorded[layout, bucket] = entry, recorded
         return GraphReport(
-            layout=layout, bucket=bucket, num_bytes=recorded.num_bytes, record_s=recorded.record_s
+            layout=layout,
+            bucket=bucket,
+            num_bytes=inputs + recorded.num_bytes,
+            record_s=recorded.record_s,
         )
 
 

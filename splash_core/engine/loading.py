@@ -1,4 +1,6 @@
-"""A rank's real engine: join the group's communicators, take the arena's memory, then read the weights."""
+"""A rank's real engine: join the group's communicators, take the arena's memory, read the weights, record
+decode steps.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from splash_core.dist.launch import LaunchConfig, rank_comms
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.recorded_steps import record_decode_steps
 from splash_core.ids import RankId
 from splash_core.kernels.dtypes import BY_NAME
 from splash_core.layout.slots import ArenaMap
@@ -45,7 +48,7 @@ def loaded_engine(
     arena: ArenaMap,
     progress: Callable[[int, int], None],
 ) -> Iterator[RankEngine]:
-    """The engine of one rank; leaving the block takes the communicators down.
+    """The engine of one rank, its decode steps recorded; leaving the block takes the communicators down.
 
     Args:
         config: of the group.
@@ -54,6 +57,9 @@ def loaded_engine(
         spec: the model.
         arena: the slot map.
         progress: called with (bytes read, bytes to read).
+
+    Raises:
+        ConfigError: recorded decode steps take more memory than is set aside for them.
     """
     torch.set_num_threads(config.threads)
     with rank_comms(launch_config(config, rank)) as comms:
@@ -69,6 +75,14 @@ def loaded_engine(
         )
         engine.layers_ahead = config.switch_layers_ahead
         engine.reserve_staging(config.staging_bytes)
+        if config.graph_layouts:
+            engine.graphs = record_decode_steps(
+                engine.ctx,
+                layouts=config.graph_layouts,
+                buckets=config.graph_buckets,
+                comm=comms.recorded,
+                budget_bytes=config.graph_bytes,
+            )
         yield engine
 
 

@@ -34,6 +34,10 @@ class Recorded:
 class Recorder(Protocol):
     """Makes `Recorded` computations."""
 
+    def held_bytes(self) -> int:
+        """Device memory that tensors hold now; 0 where nobody counts."""
+        ...
+
     def record(self, run: Callable[[], Tensor]) -> Recorded:
         """Record `run`, which is free of host synchronisation and of shapes that depend on data."""
         ...
@@ -41,6 +45,10 @@ class Recorder(Protocol):
 
 class Rerun:
     """Runs the computation anew each time: any device, no speed, the truth that graphs are tested against."""
+
+    def held_bytes(self) -> int:
+        """See `Recorder`."""
+        return 0
 
     def record(self, run: Callable[[], Tensor]) -> Recorded:
         """See `Recorder`."""
@@ -57,6 +65,10 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+
+    def held_bytes(self) -> int:
+        """See `Recorder`."""
+        return torch.cuda.memory_allocated(self._device)
 
     def record(self, run: Callable[[], Tensor]) -> Recorded:
         """See `Recorder`. All ranks record the same computations in the same order."""

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from splash_core.kernels.base import Experts
 from splash_core.kernels.ffn import gated_ffn
-
-DENSE_ROWS = 128
-"""Most rows for which every expert computes every row."""
+from splash_core.units import DENSE_EXPERT_ROWS
 
 ROWS_AT_ONCE = 8192
 """Rows whose pairs are held at once: bounds memory, and keeps products large."""
@@ -80,7 +78,7 @@ def wants_dense(*, num_rows: int, choices: int, num_in_layer: int) -> bool:
     rate and a grouped one at two thirds of it (measured on H200, 8 experts of 7168 × 2048: 162 µs against
     287 with 2 rows, 184 against 246 with 128). It pays where most experts are chosen by some row anyway.
     """
-    return num_rows <= DENSE_ROWS and num_rows * choices >= num_in_layer
+    return num_rows <= DENSE_EXPERT_ROWS and num_rows * choices >= num_in_layer
 
 
 def dense_experts(

@@ -85,6 +85,12 @@ class GroupBlueprint:
         """Layouts that operators are told about."""
         return shown_layouts((*self.scheduling.layouts, *self.infeasible))
 
+    @property
+    def recorded_layouts(self) -> tuple[Layout, ...]:
+        """Layouts whose decode steps the ranks record: of a prefill group none."""
+        records = self.phase is Phase.DECODE and self.settings.records_steps
+        return self.scheduling.layouts if records else ()
+
     def refusal(self, layout: Layout) -> str:
         """Why the group never runs a layout, or an empty text."""
         if layout in self.scheduling.layouts:
@@ -150,7 +156,8 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     spec.check_servable()
     dtype = _AUTO_DTYPE[settings.device] if settings.dtype == "auto" else settings.dtype
     _check_settings(settings, checkpoint)
-    arena = draw_arena(settings, spec, checkpoint, dtype)
+    records = phase is Phase.DECODE and settings.records_steps
+    arena = draw_arena(settings, spec, checkpoint, dtype, graph_bytes=settings.graph_bytes if records else 0)
     offered = named_layouts(settings.layouts)
     infeasible = {
         layout: verdict.reason

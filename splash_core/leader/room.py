@@ -33,8 +33,17 @@ def computes_on(settings: GroupSettings) -> GpuSpec:
     return named_gpu("cpu" if settings.device == "cpu" else settings.gpu)
 
 
-def draw_arena(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype: str) -> ArenaMap:
+def draw_arena(
+    settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype: str, *, graph_bytes: int = 0
+) -> ArenaMap:
     """The arena of a rank: all projections, and KV room beside them.
+
+    Args:
+        settings: of the group.
+        spec: the model.
+        checkpoint: its folder.
+        dtype: of weights and KV.
+        graph_bytes: set aside on a GPU for recorded decode steps.
 
     Raises:
         Infeasible: the KV room or the staging holds no page, or there is not so much memory.
@@ -55,7 +64,7 @@ def draw_arena(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype
     gaps = spec.num_mla_layers * len(Matrix) * slot
     trial = build(projection_bytes(spec, elem_bytes=elem_bytes) + gaps + 2 * slot)
     region = trial.ordinary[0] * slot
-    kv_bytes = settings.kv_bytes or _default_room(settings, spec, checkpoint, dtype, region)
+    kv_bytes = settings.kv_bytes or _default_room(settings, spec, checkpoint, dtype, region, graph_bytes)
     if kv_bytes < slot:
         raise Infeasible(
             f"--kv-bytes {kv_bytes} holds no page: one page of {settings.page_size} tokens has {slot} bytes",
@@ -71,7 +80,9 @@ def draw_arena(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype
     return build(region + kv_bytes)
 
 
-def _default_room(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype: str, region: int) -> int:
+def _default_room(
+    settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype: str, region: int, graph_bytes: int
+) -> int:
     """KV room of a rank when nobody says; `region` is where its projections lie, bytes."""
     if settings.device == "cpu":
         host = _host(settings, checkpoint)
@@ -85,6 +96,7 @@ def _default_room(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dt
         page_size=settings.page_size,
         chunk_tokens=settings.chunk_tokens,
         runtime_bytes=gpu.runtime_bytes,
+        graph_bytes=graph_bytes,
     )
     return gpu_kv_bytes(spec, deployment, weights_region_bytes=region, staging_bytes=settings.staging_bytes)
 

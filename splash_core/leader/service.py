@@ -35,6 +35,7 @@ from splash_core.rpc.channels import MAX_MESSAGE_BYTES
 from splash_core.rpc.keepalive import server_keepalive
 from splash_core.rpc.link import LeaderLink, ipc_address
 from splash_core.rpc.rank_config import RankConfig
+from splash_core.scheduling.buckets import decode_buckets
 
 _log = logging.getLogger("splash.leader")
 _FAREWELL_S = 1.0
@@ -236,5 +237,8 @@ class GroupProcess:
             threads=threads_per_rank(settings.host_ranks or settings.ranks),
             start_timeout_s=settings.start_timeout_s,
             step_timeout_s=settings.step_timeout_s,
+            graph_layouts=blueprint.recorded_layouts,
+            graph_buckets=decode_buckets(settings.max_running, settings.ranks),
+            graph_bytes=settings.graph_bytes,
             fake_step_s=settings.fake_step_s,
         )

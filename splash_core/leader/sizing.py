@@ -63,7 +63,7 @@ def gpu_kv_bytes(
 
     Args:
         spec: the model.
-        deployment: ranks, precision, memory and the part of it to use, largest step.
+        deployment: ranks, precision, memory and the part of it to use, largest step, recorded steps.
         weights_region_bytes: where the projections lie, gaps included.
         staging_bytes: of a switch.
 
@@ -76,8 +76,8 @@ def gpu_kv_bytes(
     room = int(deployment.memory_bytes * deployment.fraction) - fixed
     if room < account.page_bytes:
         raise Infeasible(
-            f"weights, working memory and staging of a rank take {format_bytes(fixed)} of "
+            f"weights, working memory, recorded steps and staging of a rank take {format_bytes(fixed)} of "
             f"{format_bytes(deployment.memory_bytes * deployment.fraction)}, which leaves no page for KV",
-            nearest="more --ranks, a smaller --chunk-tokens, or a larger --memory-fraction",
+            nearest="more --ranks, a smaller --chunk-tokens or --graph-bytes, or a larger --memory-fraction",
         )
     return room

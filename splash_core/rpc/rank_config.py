@@ -49,6 +49,12 @@ class RankConfig:
     """For all ranks to come together."""
     step_timeout_s: float
     """The longest wait for a peer inside one collective: no step may last longer."""
+    graph_layouts: tuple[Layout, ...] = ()
+    """Layouts whose decode steps are recorded at start."""
+    graph_buckets: tuple[int, ...] = ()
+    """Home rows per rank of those steps."""
+    graph_bytes: int = 0
+    """Device memory that they may take."""
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
 
@@ -60,4 +66,8 @@ class RankConfig:
     def read(cls, path: Path) -> "RankConfig":
         """Load what `write` stored."""
         raw = json.loads(path.read_text())
-        return cls(**raw | {"layout": Layout(raw["layout"])})
+        graphs = {
+            "graph_layouts": tuple(map(Layout, raw["graph_layouts"])),
+            "graph_buckets": tuple(raw["graph_buckets"]),
+        }
+        return cls(**raw | graphs | {"layout": Layout(raw["layout"])})

@@ -172,6 +172,18 @@ class TestCapacity:
         assert by_layout["DOP"]["distinct_tokens"] == ranks * by_layout["TP"]["distinct_tokens"]
         assert by_layout["DOP"]["distinct_tokens"] > by_layout["DP"]["distinct_tokens"]
 
+    def test_recorded_steps_are_told_by_rows_and_held_against_what_is_set_aside(self) -> None:
+        fields: dict[str, Any] = {**TINY, "arena_bytes": 4 << 20, "batch": "1,5", "layouts": "TP,DOP"}
+        rows = measure(capacity.run, CapacitySettings(**fields, graphs="on", graph_bytes=1 << 30))["rows"]
+        for row in rows:
+            assert set(row["graph_bytes"]) == {"1", "3"}
+            assert all(size > 0 for size in row["graph_bytes"].values())
+            assert row["graph_budget_bytes"] == 1 << 30
+        plain = measure(capacity.run, CapacitySettings(**fields))["rows"]
+        assert not any("graph_bytes" in row for row in plain)
+        with pytest.raises(ConfigError, match="graph-bytes"):
+            run_spmd(capacity.run, resolved(CapacitySettings(**fields, graphs="on", graph_bytes=1)))
+
 
 class TestSweep:
     def test_every_layout_prefills_and_decodes(self) -> None:
