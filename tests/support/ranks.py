@@ -3,7 +3,7 @@
 import multiprocessing
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +17,7 @@ from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
 from splash_core.engine.engine import RankEngine
 from splash_core.engine.graphs import DecodeGraphs
+from splash_core.engine.recorded_steps import record_decode_steps
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
@@ -27,10 +28,12 @@ JOIN_WITHIN_S = 400
 """For ranks to come together: a fresh GPU machine reads gigabytes of libraries first."""
 GraphsOf = Callable[[RankContext], DecodeGraphs]
 """Makes a rank's recorded decode steps."""
+REPLAYS = "replays"
+"""A message: how often each recorded step was replayed in this life, and through which communicator."""
 
 
 class Ranks(Protocol):
-    """A message is a `Layout` (start a new life in it), a `StepPlan`, or None (end)."""
+    """A message is a `Layout` (start a new life in it), a `StepPlan`, `REPLAYS`, or None (end)."""
 
     arena: ArenaMap
     spec: ModelSpec
@@ -56,9 +59,14 @@ class RankLoop:
         self._spec = ModelSpec.from_checkpoint(checkpoint)
         self._comms, self._dtype = comms, dtype
         self._loaded: dict[Layout, tuple[RankContext, torch.Tensor]] = {}
+        self._recorded: dict[Layout, DecodeGraphs] = {}
         self._engine: RankEngine | None = None
 
     def answer(self, message: Any) -> Any:
+        if message == REPLAYS:
+            graphs = self._engine.graphs if self._engine is not None else None
+            assert graphs is not None, "nothing is recorded"
+            return dict(graphs.replays), type(self._comms.recorded).__name__
         if not isinstance(message, Layout):
             assert self._engine is not None
             return self._engine.step(message)
@@ -76,9 +84,16 @@ class RankLoop:
             self._loaded[message] = engine.ctx, self._memory.clone()
         ctx, image = self._loaded[message]
         self._memory.copy_(image)
-        graphs = None if self._graphs_of is None else self._graphs_of(ctx)
-        self._engine = RankEngine(ctx, self._comms, message, graphs)
+        self._engine = RankEngine(ctx, self._comms, message, self._graphs(message, ctx))
         return comms_rank(self._comms)
+
+    def _graphs(self, layout: Layout, ctx: RankContext) -> DecodeGraphs | None:
+        if self._graphs_of is None:
+            return None
+        if layout not in self._recorded:
+            self._recorded[layout] = self._graphs_of(ctx)
+        self._recorded[layout].replays.clear()
+        return self._recorded[layout]
 
 
 def comms_rank(comms: RankComms) -> int:
@@ -126,7 +141,7 @@ class ProcessRanks:
     """Ranks as spawned processes.
 
     On CPU they talk over gloo, and arenas are shared memory, so a test can copy pages. On `cuda` rank i has
-    GPU i and its arena there, which nobody else sees.
+    GPU i and its arena there, which nobody else sees. With `buckets` decode steps of all layouts are recorded.
     """
 
     def __init__(
@@ -137,6 +152,7 @@ class ProcessRanks:
         *,
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
+        buckets: Sequence[int] = (),
     ) -> None:
         self.arena, self.spec = arena, ModelSpec.from_checkpoint(checkpoint)
         shared = [] if device == "cuda" else range(arena.num_ranks)
@@ -157,6 +173,7 @@ class ProcessRanks:
                     folder,
                     there,
                     dtype,
+                    tuple(buckets),
                 ),
                 daemon=True,
             )
@@ -203,6 +220,7 @@ def _process_main(
     folder: Path,
     pipe: Connection,
     dtype: torch.dtype,
+    buckets: tuple[int, ...],
 ) -> None:
     torch.set_num_threads(1)
     spec = ModelSpec.from_checkpoint(checkpoint)
@@ -219,7 +237,14 @@ def _process_main(
     with rank_comms(config) as comms:
         if memory is None:
             memory = torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=comms.device)
-        _serve(RankLoop(checkpoint, arena, memory, comms, dtype), pipe.recv, pipe.send)
+
+        def recorded(ctx: RankContext) -> DecodeGraphs:
+            return record_decode_steps(
+                ctx, layouts=list(Layout), buckets=buckets, comm=comms.recorded, budget_bytes=1 << 40
+            )
+
+        graphs_of = recorded if buckets else None
+        _serve(RankLoop(checkpoint, arena, memory, comms, dtype, graphs_of), pipe.recv, pipe.send)
 
 
 def portable(arena: ArenaMap, dtype: torch.dtype) -> dict[str, int]:
