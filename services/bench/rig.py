@@ -5,7 +5,7 @@ Invariant: every rank calls the same methods in the same order, so that plans an
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -18,7 +18,9 @@ from services.bench.settings import BenchSettings
 from services.bench.shapes import bench_spec
 from services.bench.sizing import Demand, arena_bytes
 from services.bench.spmd import RankHost
+from splash_core.dist.peer_memory import SharedMemory
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.loading import arena_memory
 from splash_core.engine.static_backends import decode_graphs
 from splash_core.ids import SeqId
 from splash_core.kernels.dtypes import BY_NAME
@@ -90,7 +92,8 @@ class Rig:
             arena_bytes=arena_bytes(self.spec, settings, demand),
         )
         device = host.comms.device
-        self.memory = torch.zeros(self.arena.arena_bytes, dtype=torch.uint8, device=device)
+        comms = host.comms if settings.moves == "auto" else replace(host.comms, sharing=None)
+        self.memory = arena_memory(self.arena, comms)
         self.engine = RankEngine.random(
             settings.seed,
             spec=self.spec,
@@ -201,6 +204,8 @@ class Rig:
         """Most memory that tensors took on the fullest rank, the arena included; 0 on CPU."""
         device = self.host.comms.device
         mine = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        if isinstance(self.memory, SharedMemory):
+            mine += self.memory.memory.num_bytes  # not of torch's caching allocator
         return int(max(row[0] for row in self.host.gather([float(mine)])))
 
     def used_bytes(self) -> int:

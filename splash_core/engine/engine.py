@@ -17,16 +17,18 @@ from splash_core.attention.batch import Batch, build_batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
+from splash_core.dist.peer_memory import SharedMemory
 from splash_core.engine.backends import backends_for
 from splash_core.engine.decoder import hidden_rows
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
+from splash_core.engine.movers import ExchangingMover, PullingMover, StateMover
 from splash_core.engine.output import draw_from, draw_tokens, score_prompts
 from splash_core.engine.precopying import PrecopyExecution
 from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
-from splash_core.engine.switching import StateMover, SwitchExecution
+from splash_core.engine.switching import SwitchExecution
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch
 from splash_core.kv.arena import Arena
@@ -58,7 +60,7 @@ class RankEngine:
         self._layout = layout
         self._epoch = Epoch(0)
         self._mirrors = Mirrors(ctx.num_ranks)
-        self.mover = StateMover(ctx.arena, comms.transfer, ctx.kernels)
+        self.mover: StateMover = ExchangingMover(ctx.arena, comms.transfer, ctx.kernels)
         """Moves this rank's state; benchmarks use it by itself."""
         self._gpu: Gpu | None = CudaGpu(ctx.device) if ctx.device.type == "cuda" else None
         self.mark: Marker = no_marks
@@ -71,7 +73,7 @@ class RankEngine:
         *,
         spec: ModelSpec,
         arena: ArenaMap,
-        memory: Tensor,
+        memory: Tensor | SharedMemory,
         comms: RankComms,
         dtype: torch.dtype,
         layout: Layout,
@@ -83,7 +85,7 @@ class RankEngine:
             checkpoint: a Hugging Face directory.
             spec: its model.
             arena: the slot map, equal on all ranks.
-            memory: `[≥ arena.arena_bytes]` uint8, zero-filled.
+            memory: `[≥ arena.arena_bytes]` uint8, zero-filled; or that of all ranks, if they can read it.
             comms: this rank's communicators.
             dtype: of weights, activations and KV.
             layout: the layout to start in.
@@ -93,13 +95,13 @@ class RankEngine:
             ConfigError: the checkpoint does not fit the spec; names what is missing or left over.
         """
         rank, num_ranks = comms.compute.rank, comms.compute.size
-        views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
+        views = Arena(arena, spec, rank=rank, memory=_own(memory, rank), dtype=dtype)
         with Checkpoint.open(checkpoint, spec=spec) as source:
             if progress is not None:
                 kinds = RULES[layout].projections
                 heads = {matrix: len(views.projection(0, matrix, kind)) for matrix, kind in kinds.items()}
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
-            return cls._read(source, views, comms, layout)
+            return cls._read(source, views, comms, layout)._with_mover(memory)
 
     @classmethod
     def random(
@@ -108,15 +110,16 @@ class RankEngine:
         *,
         spec: ModelSpec,
         arena: ArenaMap,
-        memory: Tensor,
+        memory: Tensor | SharedMemory,
         comms: RankComms,
         dtype: torch.dtype,
         layout: Layout,
     ) -> "RankEngine":
         """Random weights, made on the device; for benchmarks. Arguments as those of `load`."""
-        views = Arena(arena, spec, rank=comms.compute.rank, memory=memory, dtype=dtype)
+        rank = comms.compute.rank
+        views = Arena(arena, spec, rank=rank, memory=_own(memory, rank), dtype=dtype)
         source = RandomReader(spec, seed=seed, dtype=dtype, device=comms.device)
-        return cls._read(source, views, comms, layout)
+        return cls._read(source, views, comms, layout)._with_mover(memory)
 
     @classmethod
     def _read(cls, source: Reader, views: Arena, comms: RankComms, layout: Layout) -> "RankEngine":
@@ -136,6 +139,12 @@ class RankEngine:
             dtype=dtype,
         )
         return cls(ctx, comms, layout)
+
+    def _with_mover(self, memory: Tensor | SharedMemory) -> "RankEngine":
+        """Pull state from the other ranks where their memory can be read."""
+        if isinstance(memory, SharedMemory):
+            self.mover = PullingMover(self.ctx.arena, memory, self.ctx.kernels)
+        return self
 
     def reserve_staging(self, num_bytes: int) -> None:
         """How much staging switches may take; on a GPU it is taken now, so that no step stops for it."""
@@ -209,7 +218,7 @@ class RankEngine:
     def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
         if plan.precopy is None:
             return None
-        return PrecopyExecution(plan.precopy, mover=self.mover, arena=self.ctx.arena, lane=self.new_lane())
+        return PrecopyExecution(plan.precopy, mover=self.mover, lane=self.new_lane())
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None
@@ -238,6 +247,10 @@ class RankEngine:
             draw_tokens(ctx, batch, self._mirrors, hidden_ND),
             score_prompts(ctx, batch, self._mirrors, hidden_ND),
         )
+
+
+def _own(memory: Tensor | SharedMemory, rank: int) -> Tensor:
+    return memory.memory.of(rank) if isinstance(memory, SharedMemory) else memory
 
 
 def _load_projections(source: Reader, arena: Arena, kinds: Mapping[Matrix, Projection]) -> None:

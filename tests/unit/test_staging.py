@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splash_core.engine.staging import ChunkWork, Staging, lay_out
+from splash_core.engine.staging import ChunkWork, PullWork, Staging, lay_out
 from splash_core.ids import PageId, RankId, SlotId
 from splash_core.switch.chunks import STAGING_PARTS, chunk_bytes
 from splash_core.switch.manifest import PageMove
@@ -91,6 +91,18 @@ def test_works_of_all_ranks_together_are_the_chunk(chunk: tuple[PageMove, ...]) 
             source = works[src].read_slots[sent_from + row - first].item()
             done.add((src, source, rank, slot))
     assert done == {(move.src, move.src_slot, move.dst, move.dst_slot) for move in chunk}
+
+
+@given(chunk=chunks())
+def test_what_all_ranks_pull_is_the_chunk(chunk: tuple[PageMove, ...]) -> None:
+    done = []
+    for rank in range(T):
+        work = PullWork(chunk, rank=RankId(rank), device=CPU)
+        read, written = work.read_slots.tolist(), work.write_slots.tolist()
+        assert len(read) == len(written) == work.num_rows
+        for source, (first, end) in work.spans.items():
+            done += [(source, read[row], rank, written[row]) for row in range(first, end)]
+    assert sorted(done) == sorted((move.src, move.src_slot, move.dst, move.dst_slot) for move in chunk)
 
 
 def test_a_gather_to_all_reads_each_page_once() -> None:
