@@ -18,9 +18,7 @@ from services.bench.settings import BenchSettings
 from services.bench.shapes import bench_spec
 from services.bench.sizing import Demand, arena_bytes
 from services.bench.spmd import RankHost
-from splash_core.dist.peer_memory import SharedMemory
 from splash_core.engine.engine import RankEngine
-from splash_core.engine.loading import arena_memory
 from splash_core.engine.static_backends import decode_graphs
 from splash_core.ids import SeqId
 from splash_core.kernels.dtypes import BY_NAME
@@ -92,14 +90,13 @@ class Rig:
             arena_bytes=arena_bytes(self.spec, settings, demand),
         )
         device = host.comms.device
-        comms = host.comms if settings.moves == "auto" else replace(host.comms, sharing=None)
-        self.memory = arena_memory(self.arena, comms)
+        self.memory = torch.zeros(self.arena.arena_bytes, dtype=torch.uint8, device=device)
         self.engine = RankEngine.random(
             settings.seed,
             spec=self.spec,
             arena=self.arena,
             memory=self.memory,
-            comms=host.comms,
+            comms=host.comms if settings.moves == "auto" else replace(host.comms, sharing=None),
             dtype=self.dtype,
             layout=layout,
         )
@@ -204,8 +201,6 @@ class Rig:
         """Most memory that tensors took on the fullest rank, the arena included; 0 on CPU."""
         device = self.host.comms.device
         mine = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        if isinstance(self.memory, SharedMemory):
-            mine += self.memory.memory.num_bytes  # not of torch's caching allocator
         return int(max(row[0] for row in self.host.gather([float(mine)])))
 
     def used_bytes(self) -> int:

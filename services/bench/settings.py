@@ -48,7 +48,7 @@ class BenchSettings:
     staging_bytes: int = setting(STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes")
     moves: str = setting(
         "auto",
-        "How state moves: auto, ranks read each other's memory where they can, else exchange through NCCL.",
+        "How pages move: auto, ranks read each other's memory where they can; exchange, through NCCL.",
         choices=("auto", "exchange"),
     )
     transfer_max_ctas: int = setting(

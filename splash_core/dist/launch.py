@@ -69,13 +69,13 @@ def rank_comms(config: LaunchConfig) -> Iterator[RankComms]:
         one_host = len({peer.host for peer in peers}) == 1
         sharing: HostSharing | None = None
         if isinstance(compute, NcclComm) and one_host and compute.size > 1:
-            sharing = HostSharing(compute, config.device, reader_ctas=config.transfer_max_ctas)
+            sharing = HostSharing(compute, config.device)
         messages = None if sharing is None else sharing.take(ONE_SHOT_BYTES)
         yield RankComms(
             compute=compute,
             transfer=transfer,
             device=config.device,
-            small=None if messages is None else OneShotComm(compute, messages.memory),
+            small=None if messages is None else OneShotComm(compute, messages),
             sharing=None if messages is None else sharing,
         )
 

@@ -1,6 +1,5 @@
 """Memory that every rank of a group can read: what one-shot collectives and pulling movers work on."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -24,20 +23,11 @@ class PeerMemory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMemory:
-    """Such memory, and how it is to be read in the background."""
-
-    memory: PeerMemory
-    reader_ctas: int
-    """Thread blocks of a GPU that a rank may take to read from its peers."""
-
-
 class Sharing(Protocol):
     """How the ranks of a group take such memory."""
 
-    def take(self, num_bytes: int) -> SharedMemory | None:
-        """New memory, zero-filled; None, on all ranks alike, where they cannot read each other's.
+    def take(self, num_bytes: int) -> PeerMemory | None:
+        """New memory; None, on all ranks alike, where they cannot read each other's.
 
         Every rank calls it, for the same size.
         """

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import torch
 
 from splash_core.dist.nccl import NcclComm
-from splash_core.dist.peer_memory import SharedMemory
 from splash_core.dist.symmetric import SymmetricAllocation, SymmetricMemory
 
 _log = logging.getLogger("splash.dist")
@@ -19,15 +18,13 @@ class HostSharing:
     Args:
         compute: of the ranks, all on one host.
         device: this rank's GPU.
-        reader_ctas: thread blocks that reading from peers takes in the background.
     """
 
-    def __init__(self, compute: NcclComm, device: torch.device, *, reader_ctas: int) -> None:
-        self._reader_ctas = reader_ctas
+    def __init__(self, compute: NcclComm, device: torch.device) -> None:
         self._compute = compute
         self._device = device
 
-    def take(self, num_bytes: int) -> SharedMemory | None:
+    def take(self, num_bytes: int) -> SymmetricMemory | None:
         """As in the protocol."""
         allocation: SymmetricAllocation | None = None
         memory: SymmetricMemory | None = None
@@ -40,8 +37,7 @@ class HostSharing:
             memory = allocation.connect(self._compute.group)
         if not self._agreed(memory is not None) or memory is None:
             return None
-        memory.of(self._compute.rank).zero_()
-        return SharedMemory(memory, self._reader_ctas)
+        return memory
 
     def _agreed(self, works: bool) -> bool:
         mine = torch.tensor([works], dtype=torch.int64, device=self._device)

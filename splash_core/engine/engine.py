@@ -17,7 +17,6 @@ from splash_core.attention.batch import Batch, build_batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
-from splash_core.dist.peer_memory import SharedMemory
 from splash_core.engine.backends import backends_for
 from splash_core.engine.decoder import hidden_rows
 from splash_core.engine.graphs import DecodeGraphs
@@ -57,6 +56,7 @@ class RankEngine:
         """Of a switch on a GPU: layers whose moves are enqueued before the layer that computes."""
         self.switch_times = SwitchTimes()
         """Of the latest step."""
+        self._comms = comms
         self._layout = layout
         self._epoch = Epoch(0)
         self._mirrors = Mirrors(ctx.num_ranks)
@@ -73,7 +73,7 @@ class RankEngine:
         *,
         spec: ModelSpec,
         arena: ArenaMap,
-        memory: Tensor | SharedMemory,
+        memory: Tensor,
         comms: RankComms,
         dtype: torch.dtype,
         layout: Layout,
@@ -85,7 +85,7 @@ class RankEngine:
             checkpoint: a Hugging Face directory.
             spec: its model.
             arena: the slot map, equal on all ranks.
-            memory: `[≥ arena.arena_bytes]` uint8, zero-filled; or that of all ranks, if they can read it.
+            memory: `[≥ arena.arena_bytes]` uint8, zero-filled.
             comms: this rank's communicators.
             dtype: of weights, activations and KV.
             layout: the layout to start in.
@@ -95,13 +95,13 @@ class RankEngine:
             ConfigError: the checkpoint does not fit the spec; names what is missing or left over.
         """
         rank, num_ranks = comms.compute.rank, comms.compute.size
-        views = Arena(arena, spec, rank=rank, memory=_own(memory, rank), dtype=dtype)
+        views = Arena(arena, spec, rank=rank, memory=memory, dtype=dtype)
         with Checkpoint.open(checkpoint, spec=spec) as source:
             if progress is not None:
                 kinds = RULES[layout].projections
                 heads = {matrix: len(views.projection(0, matrix, kind)) for matrix, kind in kinds.items()}
                 source.track(progress, planned_bytes(source, rank, num_ranks, heads=heads))
-            return cls._read(source, views, comms, layout)._with_mover(memory)
+            return cls._read(source, views, comms, layout)
 
     @classmethod
     def random(
@@ -110,16 +110,15 @@ class RankEngine:
         *,
         spec: ModelSpec,
         arena: ArenaMap,
-        memory: Tensor | SharedMemory,
+        memory: Tensor,
         comms: RankComms,
         dtype: torch.dtype,
         layout: Layout,
     ) -> "RankEngine":
         """Random weights, made on the device; for benchmarks. Arguments as those of `load`."""
-        rank = comms.compute.rank
-        views = Arena(arena, spec, rank=rank, memory=_own(memory, rank), dtype=dtype)
+        views = Arena(arena, spec, rank=comms.compute.rank, memory=memory, dtype=dtype)
         source = RandomReader(spec, seed=seed, dtype=dtype, device=comms.device)
-        return cls._read(source, views, comms, layout)._with_mover(memory)
+        return cls._read(source, views, comms, layout)
 
     @classmethod
     def _read(cls, source: Reader, views: Arena, comms: RankComms, layout: Layout) -> "RankEngine":
@@ -140,15 +139,18 @@ class RankEngine:
         )
         return cls(ctx, comms, layout)
 
-    def _with_mover(self, memory: Tensor | SharedMemory) -> "RankEngine":
-        """Pull state from the other ranks where their memory can be read."""
-        if isinstance(memory, SharedMemory):
-            self.mover = PullingMover(self.ctx.arena, memory, self.ctx.kernels)
-        return self
-
     def reserve_staging(self, num_bytes: int) -> None:
-        """How much staging switches may take; on a GPU it is taken now, so that no step stops for it."""
+        """How much staging switches may take; on a GPU it is taken now, so that no step stops for it.
+
+        Every rank calls it, before its first step: half of it is memory that all ranks read, where they can.
+        """
+        sharing = self._comms.sharing
+        outbox = None if sharing is None else sharing.take(num_bytes // 2)
+        if outbox is not None:
+            self.mover = PullingMover(self.ctx.arena, self._comms.transfer, self.ctx.kernels, outbox)
         self.mover.whole_page_bytes = chunk_bytes(num_bytes)
+        if outbox is not None:
+            num_bytes -= outbox.num_bytes
         if self._gpu is not None:
             for track, stream in enumerate(self._gpu.tracks):
                 with self._gpu.on(stream):
@@ -247,10 +249,6 @@ class RankEngine:
             draw_tokens(ctx, batch, self._mirrors, hidden_ND),
             score_prompts(ctx, batch, self._mirrors, hidden_ND),
         )
-
-
-def _own(memory: Tensor | SharedMemory, rank: int) -> Tensor:
-    return memory.memory.of(rank) if isinstance(memory, SharedMemory) else memory
 
 
 def _load_projections(source: Reader, arena: Arena, kinds: Mapping[Matrix, Projection]) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splash_core.dist.comm import RankComms
 from splash_core.dist.launch import LaunchConfig, rank_comms
-from splash_core.dist.peer_memory import SharedMemory
 from splash_core.engine.engine import RankEngine
 from splash_core.ids import RankId
 from splash_core.kernels.dtypes import BY_NAME
@@ -17,9 +15,6 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.rpc.rank_config import RankConfig
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.arena_memory import ArenaMemory
-
-_UNIT = 32
-"""Shared memory is taken in units of so many bytes."""
 
 
 def rank_device(config: RankConfig, rank: RankId) -> torch.device:
@@ -66,7 +61,7 @@ def loaded_engine(
             Path(config.checkpoint),
             spec=spec,
             arena=arena,
-            memory=arena_memory(arena, comms) if memory is None else memory.bytes_B,
+            memory=arena_tensor(arena, comms.device) if memory is None else memory.bytes_B,
             comms=comms,
             dtype=BY_NAME[config.dtype],
             layout=config.layout,
@@ -77,13 +72,6 @@ def loaded_engine(
         yield engine
 
 
-def arena_memory(arena: ArenaMap, comms: RankComms) -> Tensor | SharedMemory:
-    """An arena's memory on the rank's device, `[≥ arena_bytes]` uint8; of all ranks where they can read it.
-
-    Every rank calls it. It is zero-filled, for unwritten KV must be finite.
-    """
-    whole = -(-arena.arena_bytes // _UNIT) * _UNIT
-    shared = None if comms.sharing is None else comms.sharing.take(whole)
-    if shared is not None:
-        return shared
-    return torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=comms.device)
+def arena_tensor(arena: ArenaMap, device: torch.device) -> Tensor:
+    """An arena's memory on a device, `[arena_bytes]` uint8, zero-filled: unwritten KV must be finite."""
+    return torch.zeros(arena.arena_bytes, dtype=torch.uint8, device=device)

@@ -1,25 +1,26 @@
 """Moving one chunk of pages, or one layer's weight shards, between the arenas of a group's ranks.
 
-Two ways: ranks *exchange* what they staged over the transfer communicator, or, where each can read the
-others' arenas, every rank *pulls* what it needs: nothing is staged where a page comes from, but that works
-within one host only. Both keep the rule of `engine.lanes`: a chunk's sources are read by
-all ranks before any rank writes its destinations.
+Two ways: ranks *exchange* what they staged over the transfer communicator, or, where each can read memory of
+the others, every rank *pulls* what it needs out of theirs, which works within one host only. Both keep the
+rule of `engine.lanes`: a chunk's sources are read by all ranks before any rank writes its destinations.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from splash_core.dist.comm import Comm, Transfer
-from splash_core.dist.peer_memory import SharedMemory
+from splash_core.dist.peer_memory import PeerMemory
 from splash_core.engine.staging import ChunkWork, PullWork, Staging
+from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
 from splash_core.kernels.base import Kernels
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import Matrix
-from splash_core.switch.chunks import chunk_bytes
+from splash_core.switch.chunks import CHUNKS_UNDER_WAY, chunk_bytes
 from splash_core.switch.manifest import Chunk
 from splash_core.units import STAGING_BYTES
 
@@ -33,11 +34,11 @@ class StateMover(Protocol):
     whole_page_bytes: int
     """Most that a rank may send, and receive, in one transfer of whole pages; equal on all ranks."""
 
-    def prepare(self, chunk: Chunk) -> Any:
+    def prepare(self, chunk: Chunk) -> ChunkWork:
         """This rank's part of a chunk, for `read_pages` and `write_pages` of this mover."""
         ...
 
-    def read_pages(self, work: Any, layer: int | None, *, track: int) -> Tensor:
+    def read_pages(self, work: ChunkWork, layer: int | None, *, track: int) -> Tensor:
         """The first half of a chunk: its sources go into a track's staging.
 
         Args:
@@ -50,11 +51,11 @@ class StateMover(Protocol):
         """
         ...
 
-    def write_pages(self, work: Any, layer: int | None, rows: Tensor) -> None:
+    def write_pages(self, work: ChunkWork, layer: int | None, rows: Tensor, *, track: int) -> None:
         """The second half: every destination of this rank is written."""
         ...
 
-    def gather_weights(self, layer: int, matrices: Sequence[Matrix], *, track: int) -> None:
+    def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
         """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
         ...
 
@@ -83,8 +84,9 @@ class ExchangingMover(StateMover):
         return rows
 
     @torch.inference_mode()
-    def write_pages(self, work: ChunkWork, layer: int | None, rows: Tensor) -> None:
+    def write_pages(self, work: ChunkWork, layer: int | None, rows: Tensor, *, track: int) -> None:
         """As in `StateMover`."""
+        del track
         recvs = [Transfer(peer, rows[first:end]) for peer, (first, end) in work.recvs.items()]
         self._comm.exchange(
             [Transfer(peer, rows[first:end]) for peer, (first, end) in work.sends.items()],
@@ -95,9 +97,8 @@ class ExchangingMover(StateMover):
         self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
 
     @torch.inference_mode()
-    def gather_weights(self, layer: int, matrices: Sequence[Matrix], *, track: int) -> None:
+    def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
         """As in `StateMover`; straight from arena to arena."""
-        del track
         me, shard = self._comm.rank, self._arena.shard
         peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
         # One exchange for each matrix: transfers between the same two ranks share an exchange's channels, so
@@ -109,70 +110,59 @@ class ExchangingMover(StateMover):
             self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
 
 
-class PullingMover(StateMover):
-    """Barrier, read from the peers' arenas, barrier, scatter. Nothing waits on the host.
+class PullingMover(ExchangingMover):
+    """Gather what is sent where the peers can read it, barrier, copy what is wanted, barrier, scatter.
 
-    The first barrier says that all ranks' earlier steps have written what is read, the second that all have
-    read what may be overwritten. Each track has barriers of its own.
+    The first barrier says that all ranks have read their sources, the second that what they sent is taken.
+    Each track has barriers of its own. Whole shards of weights gain nothing by it and are exchanged.
 
     Args:
-        arena: this rank's, in `shared`.
-        shared: every rank's arena.
+        arena: this rank's.
+        comm: for what is exchanged.
         kernels: of the device.
+        outbox: memory that all ranks read; a track has its part of it for what a rank sends in a chunk.
     """
 
-    def __init__(self, arena: Arena, shared: SharedMemory, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._arena = arena
-        self._memory = memory = shared.memory
-        self._reader_ctas = shared.reader_ctas
-        self._arenas = [
-            arena
-            if rank == arena.rank
-            else Arena(arena.map, arena.spec, rank=RankId(rank), memory=memory.of(rank), dtype=arena.dtype)
-            for rank in range(arena.map.num_ranks)
-        ]
-        self.staging = Staging(arena.pages_SLPC.device)
-        self.bytes_received = 0
-        self.whole_page_bytes = chunk_bytes(STAGING_BYTES)
+    def __init__(self, arena: Arena, comm: Comm, kernels: Kernels, outbox: PeerMemory) -> None:
+        super().__init__(arena, comm, kernels)
+        self._outbox = outbox
+        self._track_bytes = outbox.num_bytes // CHUNKS_UNDER_WAY
 
+    @override
     def prepare(self, chunk: Chunk) -> PullWork:
-        """As in `StateMover`."""
-        return PullWork(chunk, rank=self._arena.rank, device=self._arena.pages_SLPC.device)
+        return PullWork(chunk, rank=self._comm.rank, device=self._arena.pages_SLPC.device)
 
+    @override
     @torch.inference_mode()
-    def read_pages(self, work: PullWork, layer: int | None, *, track: int) -> Tensor:
-        """As in `StateMover`; all that this rank will write is there."""
+    def read_pages(self, work: ChunkWork, layer: int | None, *, track: int) -> Tensor:
+        """As in `StateMover`; the rows lie in the outbox."""
         pages = self._arena.pages(layer)
-        rows = self.staging.rows(track, work.num_rows, pages)
-        self._memory.barrier(track)
-        for source, (first, end) in work.spans.items():
-            there, slots, out = self._arenas[source].pages(layer), work.read_slots[first:end], rows[first:end]
-            if source == self._arena.rank:
-                self._kernels.gather_pages(there, slots, out=out)
-            else:
-                self._kernels.pull_pages(there, slots, out, max_ctas=self._reader_ctas)
-                self.bytes_received += out.nbytes
-        self._memory.barrier(track)
+        rows = self._sent_rows(self._comm.rank, track, work.num_read, pages)
+        self._kernels.gather_pages(pages, work.read_slots, out=rows)
         return rows
 
+    @override
     @torch.inference_mode()
-    def write_pages(self, work: PullWork, layer: int | None, rows: Tensor) -> None:
-        """As in `StateMover`."""
-        self._kernels.scatter_pages(self._arena.pages(layer), work.write_slots, rows)
+    def write_pages(self, work: ChunkWork, layer: int | None, rows: Tensor, *, track: int) -> None:
+        assert isinstance(work, PullWork), "work of another mover"
+        pages = self._arena.pages(layer)
+        landing = self.staging.rows(track, work.num_rows - work.num_read, pages)
+        self._outbox.barrier(track)
+        for peer, (first, end) in work.recvs.items():
+            begin, until = work.found_at[peer]
+            sent = self._sent_rows(peer, track, until, pages)[begin:]
+            landing[first - work.num_read : end - work.num_read].copy_(sent)
+        self._outbox.barrier(track)
+        kept = work.num_read - work.num_sent
+        self._kernels.scatter_pages(pages, work.write_slots[:kept], rows[work.num_sent :])
+        self._kernels.scatter_pages(pages, work.write_slots[kept:], landing)
+        self.bytes_received += landing.nbytes
 
-    @torch.inference_mode()
-    def gather_weights(self, layer: int, matrices: Sequence[Matrix], *, track: int) -> None:
-        """As in `StateMover`; copies of whole shards, which take no thread blocks."""
-        self._memory.barrier(track)
-        for peer in self._peers():
-            for matrix in matrices:
-                own = self._arena.shard(layer, matrix, peer)
-                own.copy_(self._arenas[peer].shard(layer, matrix, peer), non_blocking=True)
-                self.bytes_received += own.nbytes
-        self._memory.barrier(track)
-
-    def _peers(self) -> list[int]:
-        """The other ranks, each rank beginning with the one after it, so that no link has all readers."""
-        me, size = self._arena.rank, self._arena.map.num_ranks
-        return [(me + step) % size for step in range(1, size)]
+    def _sent_rows(self, rank: int, track: int, num_rows: int, pages: Tensor) -> Tensor:
+        """`[num_rows, …]`: the first rows of what that rank sends on a track."""
+        size = num_rows * pages.shape[1:].numel() * pages.element_size()
+        if size > self._track_bytes:
+            raise InvariantBroken(f"a chunk of {size} bytes for an outbox of {self._track_bytes} a track")
+        begin = track * self._track_bytes
+        sent_B = self._outbox.of(rank)[begin : begin + size]
+        return sent_B.view(pages.dtype).view(num_rows, *pages.shape[1:])

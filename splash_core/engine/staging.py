@@ -82,34 +82,21 @@ class ChunkWork:
         self.read_slots, self.write_slots = both[: self.num_read], both[self.num_read :]
 
 
-class PullWork:
-    """One rank's part of a chunk where it reads its sources itself, made once and used for every layer.
+class PullWork(ChunkWork):
+    """A rank's part where peers stage what they send and it takes what it wants from there.
 
-    Staging holds the rows that the rank will write, by the rank that they are read from.
-
-    Args:
-        chunk: the moves of all ranks.
-        rank: this rank.
-        device: where the arena lives.
+    Args: as of `ChunkWork`.
     """
 
     def __init__(self, chunk: Chunk, *, rank: RankId, device: torch.device) -> None:
-        moves: dict[RankId, list[tuple[SlotId, SlotId]]] = {}
+        super().__init__(chunk, rank=rank, device=device)
+        outgoing: dict[RankId, dict[RankId, tuple[PageId, list[SlotId]]]] = {}
         for move in chunk:
-            if move.dst == rank:
-                moves.setdefault(move.src, []).append((move.src_slot, move.dst_slot))
-        read: list[SlotId] = []
-        written: list[SlotId] = []
-        self.spans: dict[RankId, Span] = {}
-        """The rows from each rank, this one included."""
-        # Each rank begins with itself, then with the rank after it, so that no link has all readers.
-        for source in sorted(moves, key=lambda source: (source < rank, source)):
-            self.spans[source] = len(read), len(read) + len(moves[source])
-            read += [src for src, _ in moves[source]]
-            written += [dst for _, dst in moves[source]]
-        self.num_rows = len(read)
-        both = _indices([*read, *written], device)
-        self.read_slots, self.write_slots = both[: self.num_rows], both[self.num_rows :]
+            if move.src != move.dst and move.src in self.recvs:
+                to = outgoing.setdefault(move.src, {})
+                to.setdefault(move.dst, (move.page, []))[1].append(move.src_slot)
+        self.found_at: dict[RankId, Span] = {peer: lay_out(sent)[1][rank] for peer, sent in outgoing.items()}
+        """Where this rank's rows lie among those that a peer sends."""
 
 
 class Staging:

@@ -14,12 +14,12 @@ chunk or a later one: the lane keeps a move's writes behind all reads up to its 
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
 from splash_core.engine.lanes import Lane, Move, SwitchTimes
 from splash_core.engine.movers import StateMover
+from splash_core.engine.staging import ChunkWork
 from splash_core.ids import RankId
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import Matrix
@@ -37,8 +37,8 @@ class PlannedChunk:
         self._mover = mover
 
     @cached_property
-    def work(self) -> Any:
-        """This rank's part, as its mover prepared it."""
+    def work(self) -> ChunkWork:
+        """This rank's part."""
         return self._mover.prepare(self._chunk)
 
 
@@ -57,9 +57,8 @@ class ChunkMove(Move):
 
     def write(self, track: int) -> None:
         """As in `Move`."""
-        del track
         assert self._rows is not None, "read comes first"
-        self._mover.write_pages(self._chunk.work, self._layer, self._rows)
+        self._mover.write_pages(self._chunk.work, self._layer, self._rows, track=track)
         self._rows = None
 
 
@@ -76,7 +75,8 @@ class WeightMove(Move):
 
     def write(self, track: int) -> None:
         """As in `Move`."""
-        self._mover.gather_weights(self._layer, self._matrices, track=track)
+        del track
+        self._mover.gather_weights(self._layer, self._matrices)
 
 
 class SwitchExecution:

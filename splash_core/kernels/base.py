@@ -62,13 +62,6 @@ class Kernels(Protocol):
         """
         ...
 
-    def pull_pages(self, pages: Tensor, slots_M: Tensor, out: Tensor, *, max_ctas: int) -> None:
-        """As `gather_pages`, in the background and from pages that may be another device's.
-
-        It takes no more than `max_ctas` thread blocks from the device that computes.
-        """
-        ...
-
     def scatter_pages(self, pages: Tensor, slots_M: Tensor, values: Tensor) -> None:
         """`pages[slots_M] = values`; `values` is contiguous `[M, …]`, no slot appears twice."""
         ...

@@ -59,10 +59,6 @@ class CudaKernels:
         """As the protocol says."""
         return self._pages.gather_pages(pages, slots_M, out)
 
-    def pull_pages(self, pages: Tensor, slots_M: Tensor, out: Tensor, *, max_ctas: int) -> None:
-        """As the protocol says."""
-        self._pages.pull_pages(pages, slots_M, out, max_ctas=max_ctas)
-
     def scatter_pages(self, pages: Tensor, slots_M: Tensor, values: Tensor) -> None:
         """As the protocol says."""
         self._pages.scatter_pages(pages, slots_M, values)

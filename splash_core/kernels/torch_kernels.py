@@ -50,11 +50,6 @@ class TorchKernels:
             return pages[slots_M]
         return torch.index_select(pages, 0, slots_M, out=out)
 
-    def pull_pages(self, pages: Tensor, slots_M: Tensor, out: Tensor, *, max_ctas: int) -> None:
-        """As the protocol says; a CPU has no thread blocks."""
-        del max_ctas
-        self.gather_pages(pages, slots_M, out)
-
     def scatter_pages(self, pages: Tensor, slots_M: Tensor, values: Tensor) -> None:
         """As the protocol says."""
         pages.index_copy_(0, slots_M, values)

@@ -13,8 +13,6 @@ from torch import Tensor
 
 _MAX_BLOCK = 4096
 """Elements that one program copies: 32 a thread in bf16, as four 16-byte accesses."""
-_PULL_BYTES = 32 * 1024
-"""What a pulling program has under way: 64 bytes a thread, as four 16-byte accesses."""
 
 
 @triton.jit
@@ -71,26 +69,6 @@ def _scatter_pages(
     tl.store(pages + slot * page_stride + at, loaded, mask=inside & (slot >= 0))
 
 
-@triton.jit
-def _pull_pages(
-    pages,
-    slots,
-    out,
-    page_stride,
-    size,
-    parts,
-    pieces,
-    block: tl.constexpr,
-) -> None:
-    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
-        page = (piece // parts).to(tl.int64)
-        slot = tl.load(slots + page)
-        at = (piece % parts) * block + tl.arange(0, block)
-        inside = at < size
-        values = tl.load(pages + slot * page_stride + at, mask=inside)
-        tl.store(out + page * size + at, values, mask=inside)
-
-
 def append_rows(pages_SPC: Tensor, rows_NC: Tensor, slots_N: Tensor, offsets_N: Tensor) -> None:
     """`pages[slots[i], offsets[i]] = rows[i]` for each row with a slot ≥ 0.
 
@@ -128,26 +106,6 @@ def gather_pages(pages: Tensor, slots_M: Tensor, out: Tensor | None = None) -> T
         grid, size, block = _grid(pages, slots_M)
         _gather_pages[grid](pages, slots_M, out, pages.stride(0), size, block=block)
     return out
-
-
-def pull_pages(pages: Tensor, slots_M: Tensor, out: Tensor, *, max_ctas: int) -> None:
-    """`out[:] = pages[slots]`, where the pages may be a peer's; slots are int64 and ≥ 0.
-
-    Few thread blocks have to keep a link of 400 GB/s with a latency of some microseconds busy, so each has 32
-    KiB under way at a time.
-    """
-    assert out.is_contiguous(), f"out of strides {out.stride()}"
-    assert out.shape == (len(slots_M), *pages.shape[1:]), f"{len(slots_M)} pages into {out.shape}"
-    if out.numel() == 0:
-        return
-    assert pages[0].is_contiguous(), f"pages of strides {pages.stride()}"
-    size = pages[0].numel()
-    block = min(_PULL_BYTES // pages.element_size(), triton.next_power_of_2(size))
-    parts = triton.cdiv(size, block)
-    pieces = len(slots_M) * parts
-    _pull_pages[(min(max_ctas, pieces),)](
-        pages, slots_M, out, pages.stride(0), size, parts, pieces, block=block, num_warps=16
-    )
 
 
 def scatter_pages(pages: Tensor, slots_M: Tensor, values: Tensor) -> None:

@@ -15,7 +15,7 @@ from splash_core.dist.comm import RankComms
 from splash_core.dist.launch import Backend
 from splash_core.engine.lanes import SwitchTimes
 from splash_core.engine.loading import loaded_engine
-from splash_core.engine.movers import ExchangingMover, PullingMover
+from splash_core.engine.movers import PullingMover
 from splash_core.ids import RankId, RequestId, SeqId
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
@@ -79,8 +79,8 @@ def logits_on_rank(
     arena = ArenaMap.build(spec, **arena_arguments)
     comms = comms if pulls else replace(comms, sharing=None)
     engine = loaded(checkpoint, comms, spec, arena, layout, torch.float32)
-    assert isinstance(engine.mover, PullingMover if pulls else ExchangingMover)
     engine.reserve_staging(1 << 22)
+    assert isinstance(engine.mover, PullingMover) == pulls
     received = sum(engine.step(plan).switch_bytes_received for plan in plans)
     return {key: row.cpu() for key, row in engine.rows.items()}, received, engine.switch_times
 

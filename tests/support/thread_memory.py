@@ -24,3 +24,19 @@ class ThreadMemory:
     def barrier(self, channel: int = 0) -> None:
         del channel  # a thread has one barrier at a time
         self._barrier.wait()
+
+
+class ThreadSharing:
+    """A `Sharing` of ranks that are threads; memory is taken once."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._lock = threading.Lock()
+        self._memory: ThreadMemory | None = None
+
+    def take(self, num_bytes: int) -> ThreadMemory:
+        with self._lock:
+            if self._memory is None:
+                self._memory = ThreadMemory(self._num_ranks, num_bytes)
+        assert self._memory.num_bytes == num_bytes
+        return self._memory

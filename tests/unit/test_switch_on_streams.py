@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from splash_core.dist.peer_memory import SharedMemory
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
@@ -22,7 +21,7 @@ from tests.support.group import arena_with
 from tests.support.logit_engine import RowKey, run_plans
 from tests.support.plans import PlanBuilder
 from tests.support.small_model import small_checkpoint
-from tests.support.thread_memory import ThreadMemory
+from tests.support.thread_memory import ThreadSharing
 
 RANKS = 2
 LENGTHS = (15, 11, 6)
@@ -60,8 +59,8 @@ def _run(
     decode: dict[SeqId, int] = dict.fromkeys(seqs, 1)
     plans.append(builder.step(decode) if after is None else builder.switch(after, decode, mode=mode))
     plans += [builder.step(decode) for _ in range(STEPS_AFTER - 1)]
-    shared = SharedMemory(ThreadMemory(RANKS, arena.arena_bytes), reader_ctas=1) if pulled else None
-    return run_plans(checkpoint, spec, arena, before, plans, torch.float64, gpu=ImmediateGpu, shared=shared)
+    sharing = ThreadSharing(RANKS) if pulled else None
+    return run_plans(checkpoint, spec, arena, before, plans, torch.float64, gpu=ImmediateGpu, sharing=sharing)
 
 
 @pytest.fixture(scope="module")
