@@ -19,10 +19,10 @@ from services.bench.sizing import Demand
 from services.bench.spmd import RankHost
 from splash_core.cost.switch import kv_primitive
 from splash_core.engine.lanes import Move
-from splash_core.engine.staging import ChunkWork
 from splash_core.engine.switching import ChunkMove, PlannedChunk, WeightMove
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import RULES, Layout
+from splash_core.switch.chunks import CHUNKS_UNDER_WAY
 from splash_core.switch.manifest import Primitive, SwitchManifest
 
 Direction = tuple[Layout, Layout]
@@ -54,7 +54,6 @@ class _Primitives:
         self._recorder = recorder
         self._settings = settings
         self._comm = rig.host.comms.transfer
-        self._arena = rig.engine.ctx.arena
         self._mover = rig.engine.mover
 
     def weights(self, direction: Direction) -> None:
@@ -97,31 +96,32 @@ class _Primitives:
         self._recorder.add(row | measured | chunks | stages)
 
     def _stages(self, manifest: SwitchManifest) -> dict[str, float]:
-        """Each stage of all chunks of a layer alone, one chunk after the other: nothing overlaps."""
+        """Each half of all chunks of a layer alone, one chunk after the other: nothing overlaps."""
         mover, layers = self._mover, self._rig.spec.layers
         works = [mover.prepare(chunk) for chunk in manifest.layer_chunks]
+        tracks = [index % CHUNKS_UNDER_WAY for index in range(len(works))]
 
-        def each(stage: Callable[[ChunkWork, Tensor, Tensor], None]) -> float:
-            def run(rep: int) -> None:
-                pages = self._arena.layer(rep % layers)
-                for work in works:
-                    stage(work, pages, mover.staging.rows(0, work.num_rows, pages))
+        def read(rep: int) -> list[Tensor]:
+            pairs = zip(works, tracks, strict=True)
+            return [mover.read_pages(work, rep % layers, track=track) for work, track in pairs]
 
-            return self._median_ms(run)
+        with torch.inference_mode():
+            # Chunks of one track share its staging: what is written need not be what was read.
+            staged = read(0)
 
-        return {
-            "gather_ms": each(lambda work, pages, rows: mover.gather(work, pages, rows)),
-            "exchange_ms": each(lambda work, _, rows: mover.exchange(work, rows)),
-            "scatter_ms": each(lambda work, pages, rows: mover.scatter(work, pages, rows)),
-        }
+        def write(rep: int) -> None:
+            for work, rows, track in zip(works, staged, tracks, strict=True):
+                mover.write_pages(work, rep % layers, rows, track=track)
+
+        return {"read_ms": self._median_ms(read), "write_ms": self._median_ms(write)}
 
     def _mover_of(self, manifest: SwitchManifest) -> Callable[[int], None]:
         chunks = [PlannedChunk(chunk, self._mover) for chunk in manifest.layer_chunks]
 
         def move(rep: int) -> None:
             # Another layer each time, so that no cache holds what is read.
-            pages = self._arena.layer(rep % self._rig.spec.layers)
-            self._run([ChunkMove(chunk, self._mover, pages) for chunk in chunks])
+            layer = rep % self._rig.spec.layers
+            self._run([ChunkMove(chunk, self._mover, layer) for chunk in chunks])
 
         return move
 

@@ -23,8 +23,8 @@ One layer's state is moved with inference paused, as a switch moves it: gather k
     limited    = the same over the transfer communicator only, whose thread blocks are limited
     of best    = GB/s / best GB/s
     of limited = GB/s / limited: the same thread blocks on both sides
-    chunks     = that the layer takes; gather + exchange + scatter: p50 of each of these alone, in ms, all
-                 chunks in turn, nothing beside it. What exceeds the exchange was not hidden behind it
+    chunks     = that the layer takes; read + write: p50 of each half alone, in ms, all in turn. A read
+                 is the gather, a write all that follows; a chunk is read while the one before is written
 
 On GPUs times lie between events on the computing stream, repetitions follow each other without a pause, and
 each takes another layer. A layer may take several chunks of the staging size; the contiguous transfer is

@@ -100,17 +100,18 @@ def _primitives(document: Document, _: Sequence[Document]) -> str:
         "of best": lambda row: f"{row['of_best']:.0%}",
         "of limited": lambda row: f"{row['gb_s'] / row['transfer_gb_s']:.0%}",
     }
-    if any("gather_ms" in row for row in document["rows"]):
+    if any("read_ms" in row for row in document["rows"]):
         columns["chunks"] = lambda row: number(row.get("chunks"))
-        columns["gather + exchange + scatter"] = _stages
+        columns["read + write"] = _stages
     return with_reasons(
         columns, document["rows"], lambda row: f"{row['from']} → {row['to']}, S {row['context']}"
     )
 
 
 def _stages(row: Row) -> str:
-    names = ("gather_ms", "exchange_ms", "scatter_ms")
-    return " + ".join(milliseconds(row[name]) for name in names) if "gather_ms" in row else ""
+    if "read_ms" not in row:
+        return ""
+    return f"{milliseconds(row['read_ms'])} + {milliseconds(row['write_ms'])}"
 
 
 def _switch(document: Document, _: Sequence[Document]) -> str:

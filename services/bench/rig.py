@@ -98,7 +98,7 @@ class Rig:
             spec=self.spec,
             arena=self.arena,
             memory=self.memory,
-            comms=host.comms,
+            comms=host.comms if settings.moves == "auto" else replace(host.comms, sharing=None),
             dtype=self.dtype,
             layout=layout,
         )

@@ -141,7 +141,7 @@ class ProcessRanks:
     """Ranks as spawned processes.
 
     On CPU they talk over gloo, and arenas are shared memory, so a test can copy pages. On `cuda` rank i has
-    GPU i and its arena there, which nobody else sees. With `buckets` decode steps of all layouts are recorded.
+    GPU i and its arena there, which nobody else sees. With `buckets` all layouts' decode steps are recorded.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A group's life with replayed decode steps and a switch that copies ahead: tests on CPU and GPUs share it."""
+"""A group's life of replayed decode steps with a switch that copies ahead, for tests on CPU and on GPUs."""
 
 from collections import Counter
 from dataclasses import dataclass, field
