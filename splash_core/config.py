@@ -138,13 +138,6 @@ class WorkerSettings(ModelSettings):
     )
     fake_step_s: float = setting(0.0, "Time of a fake engine's step.", unit="s", hidden=True)
 
-    @property
-    def records_steps(self) -> bool:
-        """Whether decode groups record their steps."""
-        return self.engine == "torch" and (
-            self.graphs == "on" or (self.graphs, self.device) == ("auto", "cuda")
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings(WorkerSettings):

@@ -89,8 +89,7 @@ class GroupBlueprint:
     @property
     def recorded_layouts(self) -> tuple[Layout, ...]:
         """Layouts whose decode steps the ranks record: of a prefill group none."""
-        records = self.phase is Phase.DECODE and self.settings.records_steps
-        return self.scheduling.layouts if records else ()
+        return self.scheduling.layouts if _records_steps(self.settings, self.phase) else ()
 
     def refusal(self, layout: Layout) -> str:
         """Why the group never runs a layout, or an empty text."""
@@ -157,8 +156,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     spec.check_servable()
     dtype = _AUTO_DTYPE[settings.device] if settings.dtype == "auto" else settings.dtype
     _check_settings(settings, checkpoint)
-    records = phase is Phase.DECODE and settings.records_steps
-    arena = draw_arena(settings, spec, checkpoint, dtype, graph_bytes=settings.graph_bytes if records else 0)
+    arena = draw_arena(settings, spec, checkpoint, dtype, graph_bytes=_graph_bytes(settings, phase))
     offered = named_layouts(settings.layouts)
     infeasible = {
         layout: verdict.reason
@@ -196,6 +194,16 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         policy=policies.of(phase),
         policy_enabled=policies.enabled,
     )
+
+
+def _records_steps(settings: GroupSettings, phase: Phase) -> bool:
+    """Whether ranks record decode steps: auto is on GPUs."""
+    on = settings.graphs == "on" or (settings.graphs == "auto" and settings.device == "cuda")
+    return on and phase is Phase.DECODE and settings.engine == "torch"
+
+
+def _graph_bytes(settings: GroupSettings, phase: Phase) -> int:
+    return settings.graph_bytes if _records_steps(settings, phase) else 0
 
 
 def _check_settings(settings: GroupSettings, checkpoint: Path) -> None:

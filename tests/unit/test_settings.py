@@ -16,11 +16,9 @@ from splash_core.config import (
     RouterSettings,
     UpSettings,
     admin_key,
-    cache_home,
-    child_environment,
     resolve,
-    state_home,
 )
+from splash_core.environment import cache_home, child_environment, state_home
 from splash_core.errors import ConfigError
 from splash_core.layout import layout
 from splash_core.layout.layout import Layout
