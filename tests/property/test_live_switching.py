@@ -115,7 +115,7 @@ def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
 @given(schedule=schedules(ORDINARY))
 @example(schedule=CROWDED)
 def test_running_one_step_ahead_changes_no_token(ranks: list[ThreadRanks], schedule: Schedule) -> None:
-    """Penalties and seeds included: what a row draws is known to the ranks alone when its next row is sent."""
+    """Penalties and seeds included: only ranks know what a row draws when its next row is sent."""
     pair = pair_of(ranks)
     ahead, plain = pair.run(schedule, ahead=True), pair.run(schedule, switching=False)
     for index, ask in enumerate(schedule.asks):
