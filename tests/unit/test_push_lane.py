@@ -11,6 +11,7 @@ import pytest
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.rank_process import run_steps
+from splash_core.engine.running import EndedStep
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, RankId, StepId
 from splash_core.layout.layout import Layout
@@ -36,10 +37,10 @@ class SlowEngine:
         self.started = threading.Event()
         self.may_end = threading.Event()
 
-    def step(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> EndedStep:
         self.started.set()
         assert self.may_end.wait(WITHIN_S)
-        return StepResult(step=plan.step, rank=RANK)
+        return EndedStep(StepResult(step=plan.step, rank=RANK))
 
 
 @dataclass

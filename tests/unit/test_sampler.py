@@ -1,6 +1,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splash_core.errors import InvariantBroken
+from splash_core.model.adjust import SampleRow
+from splash_core.model.logprobs import start_logprobs
 from splash_core.model.noise import gumbel, row_key, uniform
-from splash_core.model.sampler import Sampled, SampleRow, sample, token_logprobs
+from splash_core.model.sampler import Sampled, draw
 from splash_core.spec.request import SamplingParams
 
 VOCAB = 37
@@ -26,6 +29,10 @@ def row(
     position: int = 5, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = (4, 4), **params: Any
 ) -> SampleRow:
     return SampleRow(params=SamplingParams(**params), position=position, prompt=prompt, output=output)
+
+
+def sample(values: Tensor, rows: Sequence[SampleRow]) -> Sampled:
+    return draw(values, rows).read()
 
 
 def reference_token(values: list[float], item: SampleRow) -> int:
@@ -245,15 +252,17 @@ def test_logprobs_are_of_the_unmodified_distribution() -> None:
 
 def test_prompt_logprobs() -> None:
     values = logits(4)
-    entries = token_logprobs(values, [3, 0, 36, 8], 2)
+    tokens = torch.tensor([3, 0, 36, 8])
+    entries = start_logprobs(values, tokens, 2).read([2, 2, 2, 2])
     want = torch.log_softmax(values, dim=-1)
     assert [entry.token for entry in entries] == [3, 0, 36, 8]
     assert [entry.logprob for entry in entries] == pytest.approx(
         [float(want[index, token]) for index, token in enumerate([3, 0, 36, 8])], abs=1e-12
     )
     assert all(len(entry.top) == 2 for entry in entries)
-    assert len(token_logprobs(values, [0, 0, 0, 0], 100)[0].top) == VOCAB
-    assert token_logprobs(values[:0], [], 2) == ()
+    assert len(start_logprobs(values, tokens, 100).read([100, 2, 0, 1])[0].top) == VOCAB
+    assert [len(entry.top) for entry in start_logprobs(values, tokens, 3).read([3, 2, 0, 1])] == [3, 2, 0, 1]
+    assert start_logprobs(values[:0], tokens[:0], 2).read([]) == ()
 
 
 def test_ids_beyond_the_vocabulary_are_ignored() -> None:
@@ -282,3 +291,17 @@ def test_bf16_logits_are_sampled_in_fp32_and_no_rows_are_fine() -> None:
     values = logits(1).bfloat16()
     assert sample(values, [row(seed=4)]).tokens == sample(values.float(), [row(seed=4)]).tokens
     assert sample(values[:0], []) == Sampled(tokens=(), logprobs=())
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(sampling_rows(), min_size=1, max_size=20), seed=st.integers(0, 1000))
+def test_a_token_that_only_the_device_knows_counts_like_any_other(rows: list[SampleRow], seed: int) -> None:
+    values = logits(len(rows), seed)
+    late = [
+        replace(item, output=item.output[:-1], drawn_at=2 * i) if item.output else item
+        for i, item in enumerate(rows)
+    ]
+    drawn = torch.zeros(2 * len(rows), dtype=torch.int64)
+    for index, item in enumerate(rows):
+        drawn[2 * index] = item.output[-1] if item.output else 0
+    assert draw(values, late, drawn).read() == draw(values, rows).read()
