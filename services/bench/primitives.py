@@ -152,7 +152,7 @@ class _Primitives:
             "best_way": best,
             "transfer_gb_s": size / limited_ms / 1e6,
             "of_limited": limited_ms / ms,
-            "ways_ms": {way: round(ms, 4) for way, ms in times.items()},
+            "ways_ms": {way: float(f"{way_ms:.4g}") for way, way_ms in times.items()},
         }
 
     def _median_ms(self, operation: Callable[[int], object]) -> float:

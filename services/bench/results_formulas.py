@@ -15,7 +15,8 @@ percentile over the repetitions that the row states. T ranks, L layers, B reques
 
 PRIMITIVES = """### Primitives
 
-One layer's state is moved with inference paused, as a switch moves it: gather kernel, collective, scatter.
+One layer's state is moved with inference paused, as a switch moves it: gather kernel, exchange (or copies out
+of peers' memory), scatter.
 
     GB/s       = bytes that a rank received from the others / p50 time / 10⁹, of the rank that received most
     best GB/s  = the same bytes between the same ranks out of contiguous buffers, by whichever of grouped

@@ -65,6 +65,10 @@ class TestPrimitives:
             assert row["ms_p50"] > 0
             assert row["gb_s"] == pytest.approx(row["bytes_per_rank"] / row["ms_p50"] / 1e6, abs=1e-3)
             assert row["of_best"] == pytest.approx(row["gb_s"] / row["nccl_gb_s"], rel=0.1, abs=1e-3)
+            assert row["ways_ms"][row["best_way"]] == min(row["ways_ms"].values())
+            limited = [ms for way, ms in row["ways_ms"].items() if way.endswith("(transfer)")]
+            assert row["of_limited"] == pytest.approx(min(limited) / row["ms_p50"], rel=1e-2, abs=1e-3)
+        assert all(row["read_ms"] > 0 and row["write_ms"] > 0 for row in kv)
 
     def test_bytes_are_those_of_the_account(self) -> None:
         rows = measure(primitives.run, PrimitivesSettings(**TINY, batch="4", context="48", reps=1))["rows"]
