@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 
 NUM_SCHEDULES = 200
 NUM_VARIANT_SCHEDULES = 20
-NUM_AHEAD_SCHEDULES = 40
+NUM_AHEAD_SCHEDULES = 25
 AT_ONCE = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
 VARIANTS = tuple(layout for layout in Layout if layout not in STANDARD_LAYOUTS)
 

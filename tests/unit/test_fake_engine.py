@@ -1,5 +1,7 @@
 """The engine without weights: same tokens however the work is cut, and no tolerance for a wrong plan."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,18 +30,18 @@ def _plan(
     *,
     sample: bool,
     before: tuple[int, ...] = (),
-    **parts: object,
+    **parts: Any,
 ) -> StepPlan:
     return StepPlan(
         step=StepId(number),
         epoch=Epoch(0),
         layout=Layout.TP,
         sequences=(SequenceStep(seq=SEQ, start=start, tokens=tokens, sample=sample, before=before),),
-        **parts,  # type: ignore[arg-type]
+        **parts,
     )
 
 
-def _opening(prompt: tuple[int, ...], ranks: int, **sampling: object) -> dict[str, object]:
+def _opening(prompt: tuple[int, ...], ranks: int, **sampling: object) -> dict[str, Any]:
     new = NewSequence(
         seq=SEQ,
         sampling=SamplingParams(temperature=0.0, **sampling),  # type: ignore[arg-type]
