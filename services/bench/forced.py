@@ -47,7 +47,7 @@ class ForcedSteps:
         """`[B, V]` on every rank: of a plan with one row a sequence; replayed where it is recorded."""
         batch, graphs = self._batch(plan), self._rig.engine.graphs
         if graphs is not None and graphs.covers(plan.layout, batch):
-            mine_MV = graphs.logits(plan.layout, batch)
+            mine_MV = graphs.logits(plan.layout, batch, _known)
         else:
             hidden_ND = self._hidden(plan.layout, batch)
             mine_MV = home_logits(self._rig.engine.ctx, hidden_ND, batch.counts)
@@ -75,3 +75,8 @@ class ForcedSteps:
 
 def _in_place(layer: int) -> None:
     """Nothing moves beside these steps."""
+
+
+def _known(batch: Batch, tokens_N: Tensor) -> None:
+    """The host gives all tokens: none is to be filled in on the device."""
+    del batch, tokens_N

@@ -61,7 +61,7 @@ def live(group: Group, layout: Layout, destination: Layout | None = None) -> Lif
         plan = group.last_plan
         if plan is None:
             break
-        if plan.sequences and all(len(rows.tokens) == 1 for rows in plan.sequences):
+        if plan.sequences and all(rows.count == 1 for rows in plan.sequences):
             life.decode_steps[plan.layout] += 1
             life.ahead_steps += plan.precopy is not None
     assert not group.scheduler.count(), "not drained"
