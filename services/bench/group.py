@@ -6,10 +6,11 @@ rank. Invariant: the page table describes the state after the last plan made.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from services.bench.request import BenchRequest
 from splash_core.errors import Infeasible
-from splash_core.ids import Epoch, PageId, RankId, SeqId, StepId
+from splash_core.ids import Epoch, RankId, SeqId, StepId
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, KvPlacement, Layout
 from splash_core.layout.ownership import PageTable, wanted_ranks
@@ -23,23 +24,6 @@ from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
 from splash_core.switch.planner import plan_switch
 
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 30)
-_STRIDE_TEXT, _STRIDE_POSITION = 7919, 104_729
-"""Primes that spread token ids over the vocabulary."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Request:
-    seq: SeqId
-    text: int
-    """Which of all token sequences it has."""
-    owner: RankId
-    history: int
-    """Tokens to which the request is taken back."""
-    cached: int = 0
-    pages: list[PageId] = field(default_factory=list)
-    announced: bool = False
-    told: int = 0
-    """Pages that the ranks' mirrors know as they are."""
 
 
 class BenchGroup:
@@ -60,7 +44,7 @@ class BenchGroup:
         self._staging_bytes = staging_bytes
         self._epoch = Epoch(0)
         self._steps = 0
-        self._requests: dict[SeqId, _Request] = {}
+        self._requests: dict[SeqId, BenchRequest] = {}
         self._next_seq = 1
         self._finished: list[SeqId] = []
 
@@ -189,13 +173,13 @@ class BenchGroup:
             raise Infeasible(planned.reason)
         return planned
 
-    def _new_request(self, index: int, history: int, *, text: int) -> _Request:
+    def _new_request(self, index: int, history: int, *, text: int) -> BenchRequest:
         seq = SeqId(self._next_seq)
         self._next_seq += 1
         owner = RankId(index % self.arena.num_ranks)
-        return _Request(seq=seq, text=text, owner=owner, history=history)
+        return BenchRequest(seq=seq, text=text, vocab=self.spec.vocab, owner=owner, history=history)
 
-    def _placement(self, request: _Request, layout: Layout) -> KvPlacement:
+    def _placement(self, request: BenchRequest, layout: Layout) -> KvPlacement:
         return RULES[layout].placement(
             num_ranks=self.arena.num_ranks, owner=request.owner, rotation=int(request.owner)
         )
@@ -220,7 +204,7 @@ class BenchGroup:
     def _grown(self, rows: Mapping[SeqId, int]) -> dict[SeqId, int]:
         return {seq: self._requests[seq].cached + count for seq, count in rows.items()}
 
-    def _extend(self, request: _Request, tokens: int) -> None:
+    def _extend(self, request: BenchRequest, tokens: int) -> None:
         placement = self._placement(request, self.layout)
         while len(request.pages) * self.arena.page_size < tokens:
             ranks = placement.ranks_of_page(len(request.pages))
@@ -228,7 +212,7 @@ class BenchGroup:
             assert page is not None  # `_check_room` has counted
             request.pages.append(page)
 
-    def _drop_pages(self, request: _Request, *, keep: int) -> None:
+    def _drop_pages(self, request: BenchRequest, *, keep: int) -> None:
         for page in request.pages[keep:]:
             self.table.release(page)
         del request.pages[keep:]
@@ -268,39 +252,33 @@ class BenchGroup:
             cp_storage=choose_cp_storage(self.spec, rule, chunks),
         )
 
-    def _announce(self, request: _Request) -> NewSequence:
+    def _announce(self, request: BenchRequest) -> NewSequence:
         request.announced = True
         return NewSequence(
             seq=request.seq,
             sampling=_GREEDY,
-            tokens=self._tokens(request.text, 0, request.cached),
+            tokens=request.tokens(0, request.cached),
             num_prompt=request.cached,
         )
 
-    def _rows(self, request: _Request, count: int, *, sample: bool) -> SequenceStep:
+    def _rows(self, request: BenchRequest, count: int, *, sample: bool) -> SequenceStep:
         start = request.cached
         self._extend(request, start + count)
         request.cached = start + count
         return SequenceStep(
             seq=request.seq,
             start=start,
-            tokens=self._tokens(request.text, start, start + count),
+            tokens=request.tokens(start, start + count),
             sample=sample,
         )
 
     def _drawn_before(self, plan: StepPlan) -> StepPlan:
         drawn = DrawnToken(StepId(plan.step - 1))
-        told = (
-            self._tokens(self._requests[rows.seq].text, rows.start - 1, rows.start) for rows in plan.sequences
-        )
+        told = (self._requests[rows.seq].tokens(rows.start - 1, rows.start) for rows in plan.sequences)
         pairs = zip(plan.sequences, told, strict=True)
         return replace(plan, sequences=tuple(replace(rows, tokens=drawn, before=t) for rows, t in pairs))
 
-    def _tokens(self, text: int, start: int, end: int) -> tuple[int, ...]:
-        first = (text + 1) * _STRIDE_TEXT
-        return tuple((first + at * _STRIDE_POSITION) % self.spec.vocab for at in range(start, end))
-
-    def _table_update(self, request: _Request) -> TableUpdate | None:
+    def _table_update(self, request: BenchRequest) -> TableUpdate | None:
         if request.told == len(request.pages):
             return None
         slots = tuple(self.table.row(page) for page in request.pages[request.told :])
