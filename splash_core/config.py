@@ -26,7 +26,7 @@ from splash_core.settings_base import (
     setting,
 )
 from splash_core.settings_file import read_settings_file
-from splash_core.units import LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
+from splash_core.units import LAYERS_AHEAD, MIB, STAGING_BYTES, TRANSFER_CTAS
 
 S = TypeVar("S")
 
@@ -120,7 +120,16 @@ class WorkerSettings(ModelSettings):
         60.0, "A rank that misses this deadline ends its group.", unit="s", within=POSITIVE
     )
     push_timeout_s: float = setting(
-        30.0, "Longest time to push one request's pages.", unit="s", within=POSITIVE
+        30.0,
+        "Longest time of one push, which carries the pages that a step has filled.",
+        unit="s",
+        within=POSITIVE,
+    )
+    push_range_bytes: int = setting(
+        MIB,
+        "A page leaves in layer ranges of at least so many bytes, while later layers of it are computed.",
+        unit="bytes",
+        within=COUNT,
     )
     drain_timeout_s: float = setting(30.0, "Longest time to finish running requests at exit.", unit="s")
     engine: str = setting(

@@ -19,7 +19,8 @@ from splash_core.policy.snapshot import WaitingSequence
 from splash_core.rpc.codec import logprobs_from_pb, logprobs_to_pb, process_from_pb, sampling_from_pb
 from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import FinishedEvent, TokenEvent
-from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.leases import Completion, Grant, Written
+from splash_core.scheduling.step import StepPlan
 
 _SWEEP_S = 0.5
 """How often writers of quarantined pages are looked after."""
@@ -59,6 +60,9 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     def before_step(self) -> None:
         """Lease pages to those who wait, in order, while there is room."""
         self._room.pump()
+
+    def planned(self, plan: StepPlan) -> None:
+        """Nothing goes with a step but its tokens."""
 
     def failed(self, error: GroupFailed) -> None:
         """The group has ended: tell those who wait for pages."""
@@ -140,7 +144,9 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             writer=request.writer,
             num_tokens=request.num_tokens,
             checksum=request.checksum,
+            written=Written(pages=request.num_pages, layers=request.num_layers, num_bytes=request.bytes),
             first_token=request.first_token,
+            first_position=request.first_position,
         )
         logprobs = logprobs_from_pb(request.first_logprobs) if request.HasField("first_logprobs") else None
         try:

@@ -7,7 +7,7 @@ Legend: N rows of the step, N_j at home here, M rows whose logits are wanted, V 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
 from splash_core.engine.output import draw_from, draw_tokens, score_prompts
 from splash_core.engine.precopying import PrecopyExecution
+from splash_core.engine.progress import Fence, StepProgress
 from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
@@ -61,6 +62,8 @@ class RankEngine:
         self.mover = StateMover(ctx.arena, comms.transfer, ctx.kernels)
         """Moves this rank's state; benchmarks use it by itself."""
         self._gpu: Gpu | None = CudaGpu(ctx.device) if ctx.device.type == "cuda" else None
+        self.progress = StepProgress(ctx.spec.num_mla_layers)
+        """For whoever waits for the KV of a step, or of some of its layers."""
         self.mark: Marker = no_marks
         """Told where each step stands; set by benchmarks."""
 
@@ -151,6 +154,7 @@ class RankEngine:
         began = time.perf_counter()
         received = self.mover.bytes_received
         self.mark(StepPoint.BEGIN, NO_LAYER)
+        self.progress.begin(plan.step)
         switch = self._begin_switch(plan)
         self.mark(StepPoint.MOVED, NO_LAYER)
         ahead = self._precopy(plan)
@@ -169,6 +173,7 @@ class RankEngine:
                 ahead.start()  # after the manifest: it may read what that has moved
             ahead.finish()
         self.mark(StepPoint.END, NO_LAYER)
+        self.progress.end(self._fence)
         if self._gpu is not None:
             self._gpu.compute().synchronize()  # what a rank reports has happened
         self.switch_times = SwitchTimes() if switch is None else switch.times()
@@ -181,6 +186,20 @@ class RankEngine:
             precopy_bytes_received=self.mover.bytes_received - switched,
             times=StepTimes(total_s=time.perf_counter() - began, switch_wait_s=self.switch_times.wait_s),
         )
+
+    @property
+    def _fence(self) -> Callable[[], Fence] | None:
+        """Marks what is enqueued so far on the stream that computes; None where nothing is enqueued."""
+        gpu = self._gpu
+        if gpu is None:
+            return None
+
+        def fence() -> Fence:
+            event = gpu.event()
+            event.record(gpu.compute())
+            return event
+
+        return fence
 
     def _begin_switch(self, plan: StepPlan) -> SwitchExecution | None:
         manifest = plan.manifest
@@ -229,6 +248,7 @@ class RankEngine:
 
         def wait_layer(layer: int) -> None:
             self.mark(StepPoint.WANTED, layer)
+            self.progress.reached(layer, self._fence)
             if switch is not None:
                 switch.wait_layer(layer)
             self.mark(StepPoint.READY, layer)

@@ -11,6 +11,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
+from splash_core.engine.progress import StepProgress
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId, SeqId
 from splash_core.scheduling.step import (
@@ -54,8 +55,17 @@ class FakeEngine:
     """One rank; same interface as the real engine."""
 
     def __init__(
-        self, *, rank: RankId, num_ranks: int, vocab: int, page_size: int, step_s: float = 0.0
+        self,
+        *,
+        rank: RankId,
+        num_ranks: int,
+        vocab: int,
+        page_size: int,
+        num_layers: int = 1,
+        step_s: float = 0.0,
     ) -> None:
+        self.progress = StepProgress(num_layers)
+        self._num_layers = num_layers
         self._rank = rank
         self._num_ranks = num_ranks
         self._vocab = vocab
@@ -66,6 +76,7 @@ class FakeEngine:
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step and report the tokens of the sequences at home here (seq mod T)."""
         began = time.perf_counter()
+        self.progress.begin(plan.step)
         for seq in plan.finished:
             self._mirrors.pop(seq, None)
         for new in plan.started:
@@ -75,8 +86,11 @@ class FakeEngine:
         scored: list[PromptLogprobs] = []
         for row in plan.sequences:
             self._run(row, drawn, scored)
-        if self._step_s:
-            time.sleep(self._step_s)
+        for layer in range(self._num_layers):
+            self.progress.reached(layer)
+            if self._step_s:
+                time.sleep(self._step_s / self._num_layers)
+        self.progress.end()
         return StepResult(
             step=plan.step,
             rank=self._rank,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from splash_core.engine.fake import FakeEngine
+from splash_core.engine.progress import StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.ids import RankId
@@ -41,6 +42,11 @@ _REPORT_S = 0.25
 class Engine(Protocol):
     """What computes a rank's steps: the real engine, or the one without weights."""
 
+    @property
+    def progress(self) -> StepProgress:
+        """How far it is."""
+        ...
+
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan."""
         ...
@@ -62,6 +68,7 @@ def _engine(
             num_ranks=config.num_ranks,
             vocab=spec.vocab,
             page_size=config.page_size,
+            num_layers=spec.num_mla_layers,
             step_s=config.fake_step_s,
         )
         return
@@ -89,7 +96,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,
-        PushLane(pusher, config.link, rank) as lane,
+        PushLane(pusher, engine.progress, config.link, rank) as lane,
     ):
         address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
         ready = rank_pb2.RankReady(

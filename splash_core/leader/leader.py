@@ -86,6 +86,10 @@ class PhasePart(Protocol):
         """Called at each step boundary: admit what has room now."""
         ...
 
+    def planned(self, plan: StepPlan) -> None:
+        """Called with each step, before the ranks have it."""
+        ...
+
     def failed(self, error: GroupFailed) -> None:
         """Called once when the group has ended: tell those who wait outside the scheduler."""
         ...
@@ -99,6 +103,9 @@ class _NoPart:
 
     def before_step(self) -> None:
         """Nobody to admit."""
+
+    def planned(self, plan: StepPlan) -> None:
+        """Nothing goes with it."""
 
     def failed(self, error: GroupFailed) -> None:
         """Nobody to tell."""
@@ -257,6 +264,7 @@ class GroupLeader:
         if plan is None:
             await self._idle()
             return
+        self._part.planned(plan)
         self._step_began = time.monotonic()
         for new in plan.started:
             if new.seq in self._streams and self._streams[new.seq].first_step_at is None:

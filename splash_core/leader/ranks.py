@@ -154,6 +154,12 @@ class RankPool:
             self.fail(f"rank {ranks} did not report the end of a push within {timeout_s:g} s")
         return [await future for future in waits.values()]
 
+    async def cancel_push(self, push: int) -> None:
+        """Have ranks end a push early; it is reported all the same."""
+        for known, rank in tuple(self._pushes):
+            if known == push:
+                await self._send(rank, rank_pb2.ToRank(cancel_push=push))
+
     async def stop(self, *, grace_s: float = 2.0) -> None:
         """End the ranks: asked first, then killed."""
         self._stopping = True

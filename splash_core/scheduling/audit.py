@@ -10,6 +10,7 @@ from splash_core.layout.layout import RULES, Layout, shown_layouts
 from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.leases import OpenLease
+from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
@@ -191,7 +192,7 @@ class Views:
         return tuple(tokens)
 
 
-def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId]) -> None:
+def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId], pushes: PushBook) -> None:
     """Prove that pages, pins and states agree.
 
     Raises:
@@ -199,7 +200,8 @@ def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId
     """
     table = residency.table
     table.check_integrity()
-    known: set[PageId] = set(quarantine)
+    known: set[PageId] = {*quarantine, *pushes.left_over}
+    pushed = pushes.pages
     for sequence in roster:
         name = f"sequence {sequence.seq} ({sequence.state})"
         if sequence.holds_pages is False and (sequence.pages or sequence.cached):
@@ -212,7 +214,7 @@ def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId
             if page in known:
                 raise InvariantBroken(f"{name}: page {page} has another user")
             known.add(page)
-            pinned = sequence.state in (SeqState.LEASED, SeqState.HANDOFF)
+            pinned = sequence.state in (SeqState.LEASED, SeqState.HANDOFF) or page in pushed
             if table.is_pinned(page) is not pinned:
                 raise InvariantBroken(f"{name}: page {page} is {'not ' if pinned else ''}pinned")
             in_place = table.ranks(page) == tuple(sorted(placement.ranks_of_page(index)))

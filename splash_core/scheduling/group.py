@@ -22,6 +22,7 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Completion, Grant
 from splash_core.scheduling.precopying import AheadRecord
+from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan, StepResult, TokenLogprobs
 from splash_core.spec.model import ModelSpec
@@ -139,6 +140,11 @@ class GroupScheduler:
         if sequence is not None and sequence.state is SeqState.HANDOFF:
             self._parts.intake.release(sequence)
 
+    @property
+    def pushes(self) -> PushBook:
+        """What may be pushed out of this group, and what is under way."""
+        return self._parts.pushes
+
     def copies(self, seq: SeqId) -> tuple[tuple[PageCopy, ...], ...]:
         """Where each page of a sequence is: the source of a handoff."""
         table = self._parts.residency.table
@@ -184,6 +190,7 @@ class GroupScheduler:
         if not rows and boundary.manifest is None and ahead is None:
             return None
         plan = self._parts.writer.write(rows, boundary, ahead)
+        self._parts.pushes.planned(plan)
         self._in_flight = _InFlight(plan, rows, layout, epoch, boundary.ahead)
         return plan
 
@@ -264,7 +271,12 @@ class GroupScheduler:
 
     def check_integrity(self) -> None:
         """Prove the invariants of the group; raises `InvariantBroken`."""
-        check_integrity(self._parts.roster, self._parts.residency, self._parts.admission.quarantine)
+        check_integrity(
+            self._parts.roster,
+            self._parts.residency,
+            self._parts.admission.quarantine,
+            self._parts.pushes,
+        )
 
     @property
     def _moving(self) -> bool:

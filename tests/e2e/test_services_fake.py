@@ -196,11 +196,18 @@ def test_a_completion_must_match_its_lease_and_may_be_repeated(groups: Path) -> 
             base = {"lease": lease.lease, "attempt": lease.attempt, "incarnation": lease.incarnation}
             pages = [LandingPage(page.index, page.rank, page.slot) for page in lease.pages]  # type: ignore[arg-type]
             first = expected_tokens(prompt, 1)[0]
+            described = await router.decode_control.Describe(control_pb2.DescribeRequest())
+            slots = sum(rank.slots for rank in (await router.audits())[1].ranks)
+            layers = described.abi.layers
             good = decode_pb2.HandoffComplete(
                 **base,
                 num_tokens=len(prompt),
                 checksum=handoff_checksum(pages),
                 first_token=first,
+                first_position=len(prompt),
+                num_pages=len(pages),
+                num_layers=layers,
+                bytes=sum(rank.arena_bytes for rank in described.ranks) // slots * len(pages),
                 writer="w3",
             )
             unclaimed = await router.decode.CompleteHandoff(good)

@@ -34,6 +34,7 @@ def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "max-model-len": 120,
         "chunk-tokens": 16,
         "precopy-bytes-per-step": 4096,
+        "push-range-bytes": 1,
         "host-ranks": 6,
         "layouts": ",".join(Layout),
     }

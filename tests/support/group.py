@@ -26,7 +26,7 @@ from splash_core.scheduling.events import (
     TokenEvent,
 )
 from splash_core.scheduling.group import GroupScheduler
-from splash_core.scheduling.leases import Completion, Grant, handoff_checksum
+from splash_core.scheduling.leases import Completion, Grant, Written, handoff_checksum
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.step import StepPlan
 from splash_core.spec.model import ModelSpec
@@ -285,6 +285,8 @@ class _Play:
                 lease=grant.lease,
                 num_tokens=len(self._schedule.asks[index].prompt),
                 checksum=handoff_checksum(grant.pages),
+                written=Written.whole(len(grant.pages), self._decode.arena),
+                first_position=len(self._schedule.asks[index].prompt),
                 first_token=event.first_token,
                 **keys,
             )
