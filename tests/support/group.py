@@ -28,7 +28,7 @@ from splash_core.scheduling.events import (
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.leases import Grant
 from splash_core.scheduling.roles import Role
-from splash_core.scheduling.step import StepPlan
+from splash_core.scheduling.step import StepPlan, TokenLogprobs
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.handoff import HandoffWrite
@@ -148,6 +148,8 @@ class Outcome:
     """What came of a schedule: tokens per request, and the switches that were executed or refused."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
+    """One entry a token."""
     finished: dict[int, str] = field(default_factory=dict)
     switched: list[SwitchedEvent] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -268,6 +270,7 @@ class _Play:
     def _on_event(self, role: Role, event: Event) -> None:
         if isinstance(event, TokenEvent):
             self.outcome.tokens[int(event.request_id)].append(event.token)
+            self.outcome.logprobs.setdefault(int(event.request_id), []).append(event.logprobs)
         elif isinstance(event, FinishedEvent) and role is Role.DECODE:
             self.outcome.finished[int(event.request_id)] = event.reason.value
         elif isinstance(event, PrefilledEvent):
