@@ -198,6 +198,8 @@ async def _tell(stream: Stream, context: grpc.aio.ServicerContext) -> None:
             await context.write(decode_pb2.DecodeEvent(tokens=message))
         for event in events:
             if isinstance(event, FinishedEvent):
-                finished = decode_pb2.DecodeFinished(reason=event.reason.value, stop_token=event.stop_token)
+                finished = decode_pb2.DecodeFinished(
+                    reason=event.reason.value, stop_token=event.stop_token, wait_s=stream.wait_s
+                )
                 await context.write(decode_pb2.DecodeEvent(finished=finished))
                 return

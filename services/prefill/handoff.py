@@ -241,6 +241,7 @@ class Handoff:
                 lease=self._lease.lease,
                 attempt=self._talk.attempt,
                 incarnation=self._lease.incarnation,
+                group=self._partner.group,
                 targets=[
                     rank_pb2.PushTarget(
                         peer=self._partner.ranks[dst],

@@ -8,6 +8,7 @@ run. Invariant: when this lane fails, the leader has heard of it, and the step l
 
 import logging
 import threading
+import time
 from types import TracebackType
 
 from splash_core.engine.progress import StepProgress
@@ -16,10 +17,14 @@ from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
 from splash_core.pb import rank_pb2
 from splash_core.rpc.link import PUSH_LANE, RankLink
+from splash_core.rpc.traffic import samples_to_pb
+from splash_core.transport.counters import Sample
 
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.1
 _BUSY_POLL_S = 0.001
+_TELL_TRAFFIC_S = 0.2
+"""How often counts are told at most."""
 
 
 class PushLane:
@@ -39,6 +44,8 @@ class PushLane:
         self._address = address
         self._rank = rank
         self._closing = threading.Event()
+        self._tell_at = 0.0
+        self._told: tuple[Sample, ...] = ()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="push-lane", daemon=True)
 
@@ -87,6 +94,17 @@ class PushLane:
         self._pusher.advance(self._progress)
         for report in self._pusher.finished(self._rank):
             link.send(rank_pb2.FromRank(push=report))
+        self._tell_traffic(link)
+
+    def _tell_traffic(self, link: RankLink) -> None:
+        now = time.monotonic()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + _TELL_TRAFFIC_S
+        samples = self._pusher.samples()
+        if samples != self._told:
+            self._told = samples
+            link.send(rank_pb2.FromRank(traffic=rank_pb2.RankTraffic(samples=samples_to_pb(samples))))
 
     def _take(self, message: rank_pb2.ToRank) -> None:
         if message.WhichOneof("message") == "cancel_push":

@@ -18,7 +18,9 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.pb import rank_pb2
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, TrafficClass, Transport
+from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Transport
+from splash_core.transport.classes import TrafficClass
+from splash_core.transport.counters import CounterSource, Sample, TrafficCounters, summed
 from splash_core.transport.shm import ShmTransport
 
 
@@ -29,6 +31,8 @@ class _Push:
     layers_sent: int = 0
     """All targets have been given these first layers."""
     ops: list[Op] = field(default_factory=list[Op])
+    peers: list[str] = field(default_factory=list[str])
+    """Where each of `ops` goes."""
     error: str = ""
     """Why some of it was not even started."""
     started_at: float | None = None
@@ -64,6 +68,9 @@ class Pusher:
         self._arena = arena
         self._clock = clock
         self._under_way: list[_Push] = []
+        self._counters = TrafficCounters()
+        self.sources: tuple[CounterSource, ...] = (self._counters,)
+        """Counts that the leader is told; who schedules the rank's links may add its own."""
 
     @classmethod
     @contextmanager
@@ -101,6 +108,8 @@ class Pusher:
                 f"push {order.push} names layers {ends}, there are {self._arena.num_layers}"
             )
         self._under_way.append(_Push(order, self._clock()))
+        for target in order.targets:
+            self._counters.began(TrafficClass.HANDOFF, _peer(order, target))
 
     def cancel(self, push: int) -> None:
         """Start nothing more of a push and end its writes; unknown ones have been reported already."""
@@ -122,6 +131,10 @@ class Pusher:
         over = [push for push in self._under_way if push.quiet]
         self._under_way = [push for push in self._under_way if push not in over]
         return [self._report(push, rank) for push in over]
+
+    def samples(self) -> tuple[Sample, ...]:
+        """What this rank has pushed so far, and what its other sources count."""
+        return summed(source.samples() for source in self.sources)
 
     def _write(self, push: _Push, first: int, end: int) -> None:
         """Start writing layers `first … end` of all pages."""
@@ -145,6 +158,7 @@ class Pusher:
                 self._fail(push, f"rank {target.peer.rank}: {problem}")
                 return
             push.ops.append(op)
+            push.peers.append(_peer(push.order, target))
         push.layers_sent = end
 
     def _fail(self, push: _Push, error: str) -> None:
@@ -157,6 +171,17 @@ class Pusher:
         errors = [state.error or state.state.value for state in states if state.state is not OpState.DONE]
         now = self._clock()
         started = now if push.started_at is None else push.started_at
+        for target in push.order.targets:
+            peer = _peer(push.order, target)
+            mine = [state for state, there in zip(states, push.peers, strict=True) if there == peer]
+            self._counters.ended(
+                TrafficClass.HANDOFF,
+                peer,
+                num_bytes=sum(state.written_bytes for state in mine),
+                failed=bool(push.error) or any(state.state is not OpState.DONE for state in mine),
+                held_s=started - push.ordered_at,
+                moving_s=now - started,
+            )
         return rank_pb2.PushResult(
             push=push.order.push,
             rank=rank,
@@ -165,3 +190,7 @@ class Pusher:
             held_s=started - push.ordered_at,
             writing_s=now - started,
         )
+
+
+def _peer(order: rank_pb2.PushPages, target: rank_pb2.PushTarget) -> str:
+    return f"{order.group}/{target.peer.rank}"

@@ -14,6 +14,7 @@ from splash_core.leader.steering import SwitchOutcome
 from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
 from splash_core.rpc.abi import abi_to_pb
 from splash_core.rpc.errors import abort
+from splash_core.rpc.traffic import samples_to_pb
 from splash_core.scheduling.sequence import SeqState
 from splash_core.switch.manifest import SwitchMode
 
@@ -87,6 +88,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             kv_tokens_projected=tokens.projected,
             step_age_s=leader.step_age_s,
             failure=str(leader.failure or ""),
+            traffic=samples_to_pb(leader.ranks.traffic.samples()),
         )
 
     async def SetLayout(

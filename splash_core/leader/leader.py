@@ -51,9 +51,20 @@ class Stream:
     _events: "asyncio.Queue[SeqEvent | SplashError]" = field(default_factory=asyncio.Queue)
     first_step_at: float | None = None
     """When the first step with the sequence began, seconds on the monotonic clock."""
+    first_event_at: float | None = None
+    """When the first event came."""
+
+    @property
+    def wait_s(self) -> float:
+        """From the first event to the first step: how long a handoff that has landed waited to run."""
+        if self.first_event_at is None or self.first_step_at is None:
+            return 0.0
+        return max(self.first_step_at - self.first_event_at, 0.0)
 
     def put(self, event: SeqEvent | SplashError) -> None:
         """Append."""
+        if self.first_event_at is None:
+            self.first_event_at = time.monotonic()
         self._events.put_nowait(event)
 
     async def next(self) -> SeqEvent:

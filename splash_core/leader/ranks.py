@@ -15,11 +15,13 @@ from pathlib import Path
 from splash_core.config import child_environment
 from splash_core.errors import GroupFailed
 from splash_core.ids import RankId
+from splash_core.leader.traffic import GroupTraffic
 from splash_core.obs.logging import last_lines
 from splash_core.pb import rank_pb2
 from splash_core.rpc.codec import plan_to_pb, result_from_pb
 from splash_core.rpc.link import LeaderLink
 from splash_core.rpc.rank_config import RankConfig
+from splash_core.rpc.traffic import samples_from_pb
 from splash_core.scheduling.step import StepPlan, StepResult
 
 _log = logging.getLogger("splash.leader.ranks")
@@ -69,6 +71,7 @@ class RankPool:
         self._failure: asyncio.Future[GroupFailed] = asyncio.get_running_loop().create_future()
         self._stopping = False
         self.last_progress = time.monotonic()
+        self.traffic = GroupTraffic()
 
     @property
     def failure(self) -> GroupFailed | None:
@@ -130,6 +133,7 @@ class RankPool:
             self._step_done, timeout_s, lambda: f"did not finish step {plan.step} within {timeout_s:g} s"
         )
         self.last_progress = time.monotonic()
+        self.traffic.step_ended(tuple(self._results.values()))
         return tuple(self._results[RankId(rank)] for rank in range(self._config.num_ranks))
 
     async def push(
@@ -244,12 +248,8 @@ class RankPool:
             elif kind == "pushes_open":
                 self._push_lanes.add(rank)
                 self._note_ready()
-            elif kind == "loading":
-                self._loading[rank] = message.loading
-                entries = self._loading.values()
-                self._on_loading(
-                    sum(entry.done_bytes for entry in entries), sum(entry.total_bytes for entry in entries)
-                )
+            elif kind in ("loading", "traffic"):
+                self._note_numbers(rank, message)
             elif kind == "step":
                 self._results[rank] = result_from_pb(message.step)
                 if len(self._results) == self._config.num_ranks:
@@ -260,6 +260,16 @@ class RankPool:
                     future.set_result(message.push)
             elif kind == "failure":
                 self._tasks.append(asyncio.create_task(self._settle(rank, message.failure.error)))
+
+    def _note_numbers(self, rank: RankId, message: rank_pb2.FromRank) -> None:
+        if message.HasField("traffic"):
+            self.traffic.rank_told(rank, samples_from_pb(message.traffic.samples))
+            return
+        self._loading[rank] = message.loading
+        entries = self._loading.values()
+        self._on_loading(
+            sum(entry.done_bytes for entry in entries), sum(entry.total_bytes for entry in entries)
+        )
 
     def _note_ready(self) -> None:
         """A rank is ready once it has said so and its push lane is connected too."""

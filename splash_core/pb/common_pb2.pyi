@@ -133,6 +133,18 @@ class Process(_message.Message):
     start_ticks: int
     def __init__(self, host: _Optional[str] = ..., pid: _Optional[int] = ..., start_ticks: _Optional[int] = ...) -> None: ...
 
+class TrafficSample(_message.Message):
+    __slots__ = ("name", "traffic", "peer", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    traffic: str
+    peer: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., traffic: _Optional[str] = ..., peer: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
 class ErrorDetail(_message.Message):
     __slots__ = ("kind", "message", "param", "code", "retry_after_s", "nearest")
     KIND_FIELD_NUMBER: _ClassVar[int]

@@ -36,12 +36,14 @@ class DecodedTokens(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DecodeFinished(_message.Message):
-    __slots__ = ("reason", "stop_token")
+    __slots__ = ("reason", "stop_token", "wait_s")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     reason: str
     stop_token: int
-    def __init__(self, reason: _Optional[str] = ..., stop_token: _Optional[int] = ...) -> None: ...
+    wait_s: float
+    def __init__(self, reason: _Optional[str] = ..., stop_token: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class LeaseClaim(_message.Message):
     __slots__ = ("lease", "attempt", "incarnation", "writer")

@@ -18,8 +18,10 @@ from splash_core.layout.layout import Layout
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc.codec import plan_to_pb
 from splash_core.rpc.link import LeaderLink, RankLink
+from splash_core.rpc.traffic import samples_from_pb
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.transport.abi import KvAbi
+from splash_core.transport.counters import Count, Sample
 from tests.support.manifest_simulator import toy_arena
 
 RANK = RankId(0)
@@ -60,9 +62,17 @@ class Scene:
     pusher: Pusher
     peer: Pusher
     ended: list[BaseException | None]
+    traffic: tuple[Sample, ...] = ()
+    """The newest counts."""
 
     async def expect(self, kind: str) -> rank_pb2.FromRank:
-        rank, message = await asyncio.wait_for(self.leader.receive(), WITHIN_S)
+        """The next message that is not about traffic, unless that is what is expected."""
+        while True:
+            rank, message = await asyncio.wait_for(self.leader.receive(), WITHIN_S)
+            if message.HasField("traffic"):
+                self.traffic = samples_from_pb(message.traffic.samples)
+            if kind == "traffic" or not message.HasField("traffic"):
+                break
         assert (rank, message.WhichOneof("message")) == (RANK, kind)
         return message
 
@@ -75,7 +85,7 @@ class Scene:
             dst_slot=[slot + 1 + index for index in range(slots)],
         )
         push = rank_pb2.PushPages(
-            push=7, targets=[target], deadline_s=WITHIN_S, step=step, layer_ends=LAYER_ENDS
+            push=7, targets=[target], deadline_s=WITHIN_S, step=step, layer_ends=LAYER_ENDS, group="d"
         )
         await self.leader.send(RANK, rank_pb2.ToRank(push=push))
 
@@ -224,6 +234,24 @@ def test_a_cancelled_push_that_is_held_back_is_reported_and_writes_nothing() -> 
         await scene.leader.send(RANK, rank_pb2.ToRank(step=plan_to_pb(_plan(3))))
         await scene.expect("step")
         assert set(scene.peer.memory.bytes_B.tolist()) == {0}
+
+    assert _play(scenario) is None
+
+
+def test_the_leader_is_told_what_has_moved_and_to_whom() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.order_push(scene.peer.address, slots=2)
+        await scene.expect("push")
+        await scene.order_push("shm:@splash-nobody")
+        await scene.expect("push")
+        while True:
+            counts = {sample.count: sample.value for sample in scene.traffic}
+            if counts.get(Count.OPERATIONS) == 2:
+                break
+            await scene.expect("traffic")
+        assert {(sample.traffic, sample.peer) for sample in scene.traffic} == {("handoff", "d/1")}
+        assert counts[Count.BYTES] == 2 * ARENA.slot_bytes
+        assert (counts[Count.FAILURES], counts[Count.IN_FLIGHT]) == (1, 0)
 
     assert _play(scenario) is None
 
