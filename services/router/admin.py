@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from services.router.audits import audit_report
 from services.router.config import RouterConfig
 from services.router.dispatch import Dispatcher
 from services.router.errors import error_response
@@ -83,10 +84,13 @@ class Admin:
         found.sort(key=lambda record: record.get("time", 0))
         return JSONResponse(found[-int(last) :])
 
-    async def audit(self, _: Request) -> Response:
-        """`GET /admin/audit`: every slot and lease of every group, asked now."""
+    async def audit(self, request: Request) -> Response:
+        """`GET /admin/audit?pages=1`: every slot, lease and push of every group, and every page."""
+        asked = request.query_params.get("pages", "0")
+        if asked not in ("0", "1"):
+            raise InvalidRequest(f"pages must be 0 or 1, got {asked!r}", param="pages")
         workers = self.registry.workers.values()
-        audits = await asyncio.gather(*(worker.audit() for worker in workers))
+        audits = await asyncio.gather(*(worker.audit(pages=asked == "1") for worker in workers))
         return JSONResponse(audit_report(audits))
 
     async def policy(self, _: Request) -> Response:
@@ -210,45 +214,5 @@ def layouts_entry(record: GroupRecord) -> dict[str, Any]:
                 "distinct_tokens": entry.distinct_tokens,
             }
             for entry in described
-        ],
-    }
-
-
-def audit_report(audits: list[control_pb2.GroupAudit]) -> dict[str, Any]:
-    """The answer of `/admin/audit`; `pages_held` counts pages and what a fence still holds."""
-    groups = [_audit_entry(audit) for audit in audits]
-    held = sum(audit.pages_held + sum(rank.quarantined for rank in audit.ranks) for audit in audits)
-    borrowed = sum(audit.borrowed_pages_used for audit in audits)
-    return {"pages_held": held, "borrowed_pages_used": borrowed, "groups": groups}
-
-
-def _audit_entry(audit: control_pb2.GroupAudit) -> dict[str, Any]:
-    return {
-        "group": audit.group,
-        "phase": audit.phase,
-        "layout": audit.layout,
-        "layout_epoch": audit.layout_epoch,
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "slots": rank.slots,
-                "free": rank.free,
-                "weights": rank.weights,
-                "kv": rank.kv,
-                "quarantined": rank.quarantined,
-                "precopied": rank.precopied,
-            }
-            for rank in audit.ranks
-        ],
-        "leases": [
-            {
-                "lease": lease.lease,
-                "state": lease.state,
-                "owner": lease.owner,
-                "writer": lease.writer,
-                "pages": lease.pages,
-                "age_s": lease.age_s,
-            }
-            for lease in audit.leases
         ],
     }

@@ -261,9 +261,10 @@ class GroupScheduler:
             switch_pending=self._parts.switcher.pending,
         )
 
-    def audit(self) -> GroupAuditData:
-        """Every slot and every lease of the group."""
-        return self._parts.views.audit(self._parts.intake.opened())
+    def audit(self, *, every_page: bool = False) -> GroupAuditData:
+        """Every slot, lease and push of the group; one entry a page, too, if asked to."""
+        leases, pushes = self._parts.intake.opened(), self._parts.pushes.opened()
+        return self._parts.views.audit(leases, pushes, now=self._clock(), every_page=every_page)
 
     def kv_tokens(self) -> KvTokens:
         """Tokens used, offered and promised."""

@@ -165,6 +165,7 @@ class Intake:
             num_prompt=len(prompt),
             held_tokens=held,
             rotation=seq % self._residency.num_ranks,
+            since=self._clock(),
         )
 
     def _grant(self, sequence: Sequence) -> Grant:

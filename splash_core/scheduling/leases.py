@@ -105,6 +105,8 @@ class OpenLease:
     writer: str
     pages: int
     age_s: float
+    held: tuple[PageId, ...] = ()
+    """Which pages."""
 
 
 def handoff_checksum(written: Iterable[LandingPage]) -> str:
@@ -165,15 +167,16 @@ class LeaseBook:
     def abandon(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> bool:
         """The writer has stopped for good. True when quarantined pages may now be freed.
 
-        A lease whose request still waits can be claimed again, by any writer. Idempotent.
+        A lease whose request still waits can be claimed again, by any writer. Idempotent. The attempt may be
+        one whose claim has not arrived.
 
         Raises:
-            Conflict: attempt or incarnation differ; names the field.
+            Conflict: the attempt is an older one, or the incarnation differs; names the field.
         """
         entry = self._open.get(lease)
         if entry is None or entry.writer != writer:
             return False
-        self._check_same(entry, attempt=attempt, incarnation=incarnation)
+        self._check_same(entry, attempt=min(attempt, entry.attempt), incarnation=incarnation)
         return self.orphan(lease)
 
     def orphan(self, lease: LeaseId) -> bool:
@@ -267,6 +270,7 @@ class LeaseBook:
                 writer=entry.writer,
                 pages=len(entry.pages),
                 age_s=now - entry.since,
+                held=entry.pages,
             )
             for lease, entry in self._open.items()
         )

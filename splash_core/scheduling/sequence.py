@@ -52,6 +52,8 @@ class Sequence:
     prompt_scores: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
     """Prompt log-probabilities by position, until they are reported."""
     prompt_reported: bool = False
+    since: float = 0.0
+    """When it came, seconds on the scheduler's clock; for audits."""
     cancelled: bool = False
     """Cancelled while a step that may use its pages is under way; dropped when the step ends."""
 

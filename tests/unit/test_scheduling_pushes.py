@@ -256,3 +256,16 @@ def test_audits_name_every_push() -> None:
     (entry,) = book(group).opened()
     assert (entry.push, entry.owner, entry.lease, entry.age_s) == (push, "r0", "d/1", 3.0)
     assert list(entry.pages) == pages_of(group, seq)[:2]
+    pages = group.scheduler.audit(every_page=True).pages
+    assert [page.page for page in pages] == pages_of(group, seq)
+    assert [page.pushes for page in pages] == [(push,), (push,), ()]
+    assert {(page.owner, page.state, page.age_s, page.writer) for page in pages} == {
+        ("r0", "running", 5.0, "")
+    }
+    table = group.scheduler._parts.residency.table
+    assert [page.slots for page in pages] == [table.row(page.page) for page in pages]
+    group.cancel(seq)
+    kept = group.scheduler.audit(every_page=True).pages
+    assert [(page.owner, page.state, page.age_s) for page in kept] == [("r0", "quarantined", 3.0)] * 2
+    book(group).end(push)
+    assert group.scheduler.audit(every_page=True).pages == ()
