@@ -40,6 +40,8 @@ class Decode:
         self.claim = decode_pb2.HandoffAck(accepted=True)
         self.may_claim = asyncio.Event()
         self.may_claim.set()
+        self.may_complete = asyncio.Event()
+        self.may_complete.set()
         self.completion = decode_pb2.HandoffAck(accepted=True)
         self.abandonment = decode_pb2.HandoffAck(accepted=True)
         self.abandon_failures = 0
@@ -57,6 +59,7 @@ class Decode:
     ) -> decode_pb2.HandoffAck:
         self._said.append("complete")
         self.completed = message
+        await self.may_complete.wait()
         return self.completion
 
     async def AbandonHandoff(
@@ -338,6 +341,23 @@ def test_a_request_that_leaves_between_chunks_pushes_nothing_more() -> None:
         await scene.handoff.end()
         await scene.chunk(4, step=2)
         assert scene.said == ["claim", "push", "quiet", "abandon"]
+
+    _run(scenario)
+
+
+def test_a_request_that_leaves_during_the_completion_abandons_whatever_became_of_it() -> None:
+    """Decode may have taken over or may not have heard: what it then hears ends the lease either way."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.ranks.quiet.set()
+        scene.decode.may_complete.clear()
+        running = asyncio.ensure_future(scene.run())
+        while "complete" not in scene.said:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await scene.handoff.end()
+        assert scene.said == ["claim", "push", "quiet", "complete", "abandon"]
 
     _run(scenario)
 
