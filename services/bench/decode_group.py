@@ -151,7 +151,7 @@ class DecodeGroup:
             _check(self._scheduler.take_events())
             raise Infeasible(f"{self.layout}: the scheduler has nothing to run; histories may not fit")
         drawn = tuple(
-            SampledToken(seq=step.seq, token=self._token(step.seq, step.start + len(step.tokens)))
+            SampledToken(seq=step.seq, token=self._token(step.seq, step.end))
             for step in plan.sequences
             if step.sample
         )

@@ -11,7 +11,8 @@ import grpc.aio
 from splash_core.errors import Conflict, GroupFailed, SplashError
 from splash_core.ids import Incarnation, LeaseId, RequestId
 from splash_core.leader.build import GroupBlueprint
-from splash_core.leader.leader import GroupLeader, SeqEvent, Stream
+from splash_core.leader.leader import GroupLeader
+from splash_core.leader.streams import SeqEvent, Stream
 from splash_core.leader.waiting import Arrival, WaitingRoom
 from splash_core.leader.writers import Writer, WriterBook
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, rank_pb2

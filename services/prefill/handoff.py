@@ -101,7 +101,7 @@ class Handoff:
         """Order pushes of all pages that may leave now. To be called whenever that may have changed."""
         if self._seq is None or not self._open:
             return
-        outgoing = self._leader.scheduler.pushes.outgoing(self._seq)
+        outgoing = self._leader.scheduler.pushes.outgoing(self._seq, first=self._ordered)
         if outgoing is None:
             return
         if outgoing.run != self._run:

@@ -14,7 +14,8 @@ from services.prefill.partners import Partners
 from splash_core.errors import GroupFailed, InvalidRequest, InvariantBroken, SplashError
 from splash_core.ids import RequestId, SeqId
 from splash_core.leader.build import GroupBlueprint
-from splash_core.leader.leader import GroupLeader, Stream
+from splash_core.leader.leader import GroupLeader
+from splash_core.leader.streams import Stream
 from splash_core.leader.waiting import check_room
 from splash_core.pb import decode_pb2, prefill_pb2, prefill_pb2_grpc, rank_pb2
 from splash_core.policy.snapshot import WaitingSequence

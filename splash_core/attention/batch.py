@@ -18,10 +18,13 @@ from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.homes import Homes, RowsOfSequence, assign_homes
 from splash_core.layout.layout import RULES
 from splash_core.layout.ownership import NO_SLOT
-from splash_core.scheduling.step import StepPlan
+from splash_core.scheduling.step import DrawnToken, StepPlan
 
 PADDING = -1
 """In place of a sequence's index: a row that computes nothing anybody reads."""
+
+UNKNOWN = 0
+"""In place of a token that is on the device only; it has an embedding, so a padding row may repeat it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,8 @@ class Batch:
     """Index into `sequences` of each row, or `PADDING`."""
     position_N: IntArray
     token_N: IntArray
+    drawn_N: NDArray[np.bool_]
+    """Rows whose token the step before draws: `token_N` holds `UNKNOWN` in its place."""
 
     @property
     def num_rows(self) -> int:
@@ -150,6 +155,7 @@ def build_batch(
     )
     counts = tuple(sum(run.count for run in ranges) for ranges in homes)
     sequence_N, position_N, token_N = _flatten(plan, homes)
+    drawn_S = np.asarray([isinstance(step.tokens, DrawnToken) for step in plan.sequences], dtype=np.bool_)
     return Batch(
         rank=rank,
         num_ranks=num_ranks,
@@ -162,6 +168,7 @@ def build_batch(
         sequence_N=sequence_N,
         position_N=position_N,
         token_N=token_N,
+        drawn_N=drawn_S[sequence_N],
     )
 
 
@@ -170,7 +177,7 @@ def _sequences(plan: StepPlan, tables: Mapping[SeqId, IntArray]) -> tuple[BatchS
         BatchSequence(
             seq=step.seq,
             start=step.start,
-            count=len(step.tokens),
+            count=step.count,
             sample=step.sample,
             table_PT=tables[step.seq],
         )
@@ -198,7 +205,8 @@ def _flatten(plan: StepPlan, homes: Homes) -> tuple[IntArray, IntArray, IntArray
             step = plan.sequences[run.sequence]
             index.extend([run.sequence] * run.count)
             positions.extend(range(step.start + run.first, step.start + run.first + run.count))
-            tokens.extend(step.tokens[run.first : run.first + run.count])
+            known = (UNKNOWN,) if isinstance(step.tokens, DrawnToken) else step.tokens
+            tokens.extend(known[run.first : run.first + run.count])
     return (
         np.asarray(index, dtype=np.int64),
         np.asarray(positions, dtype=np.int64),

@@ -51,6 +51,7 @@ def pad_batch(batch: Batch, bucket: int) -> Batch:
         sequence_N=np.where(real_N, batch.sequence_N[source_N], PADDING),
         position_N=batch.position_N[source_N],
         token_N=batch.token_N[source_N],
+        drawn_N=real_N & batch.drawn_N[source_N],
     )
 
 
@@ -69,4 +70,5 @@ def blank_batch(ctx: RankContext, bucket: int) -> Batch:
         sequence_N=np.full(rows, PADDING, dtype=np.int64),
         position_N=np.zeros(rows, dtype=np.int64),
         token_N=np.zeros(rows, dtype=np.int64),
+        drawn_N=np.zeros(rows, dtype=np.bool_),
     )

@@ -1,13 +1,12 @@
 """One rank: executes step plans and the manifests in them. It decides nothing.
 
 Every rank of a group gets the same plans in the same order; a rank reports the tokens of the rows that
-are at home on it.
+are at home on it. A step is asked of the device and finished later, so the next one can wait behind it.
 
 Legend: N rows of the step, N_j at home here, M rows whose logits are wanted, V vocabulary.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,17 +18,27 @@ from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
 from splash_core.engine.backends import backends_for
 from splash_core.engine.decoder import hidden_rows
+from splash_core.engine.drawn import DrawnTokens
+from splash_core.engine.enqueued import EnqueuedStep
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
-from splash_core.engine.output import draw_from, draw_tokens, score_prompts
+from splash_core.engine.output import (
+    StepOutput,
+    drawn_tokens,
+    draws,
+    logits_to_draw,
+    start_draw,
+    start_scores,
+)
 from splash_core.engine.precopying import PrecopyExecution
-from splash_core.engine.progress import Fence, StepProgress
+from splash_core.engine.progress import StepProgress
+from splash_core.engine.spans import HostSpan, Span, StreamSpan, fences_of
 from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
 from splash_core.engine.switching import StateMover, SwitchExecution
 from splash_core.errors import InvariantBroken
-from splash_core.ids import Epoch
+from splash_core.ids import Epoch, StepId
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import RULES, Layout, Matrix, Projection
 from splash_core.layout.slots import ArenaMap
@@ -37,7 +46,7 @@ from splash_core.model.checkpoint import Checkpoint, Progress, Reader
 from splash_core.model.random_weights import RandomReader
 from splash_core.model.rope import RotaryTable, softmax_scale
 from splash_core.model.weights import load_shard, planned_bytes, read_projection
-from splash_core.scheduling.step import PromptLogprobs, SampledToken, StepPlan, StepResult, StepTimes
+from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.chunks import chunk_bytes
 from splash_core.units import LAYERS_AHEAD
@@ -55,15 +64,17 @@ class RankEngine:
         self.layers_ahead = LAYERS_AHEAD
         """Of a switch on a GPU: layers whose moves are enqueued before the layer that computes."""
         self.switch_times = SwitchTimes()
-        """Of the latest step."""
+        """Of the latest call of `step`."""
         self._layout = layout
         self._epoch = Epoch(0)
         self._mirrors = Mirrors(ctx.num_ranks)
+        self._drawn = DrawnTokens.none(ctx, StepId(0))
         self.mover = StateMover(ctx.arena, comms.transfer, ctx.kernels)
         """Moves this rank's state; benchmarks use it by itself."""
         self._gpu: Gpu | None = CudaGpu(ctx.device) if ctx.device.type == "cuda" else None
         self.progress = StepProgress(ctx.spec.num_mla_layers)
         """For whoever waits for the KV of a step, or of some of its layers."""
+        self._fence = fences_of(self._gpu)
         self.mark: Marker = no_marks
         """Told where each step stands; set by benchmarks."""
 
@@ -148,10 +159,21 @@ class RankEngine:
                 with self._gpu.on(stream):
                     self.mover.staging.reserve(track, num_bytes // len(self._gpu.tracks))
 
-    @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
-        """Execute one plan; a failure leaves the rank unusable and is to end the group."""
-        began = time.perf_counter()
+        """Execute one plan and wait for it; a failure leaves the rank unusable and is to end the group."""
+        running = self.begin(plan)
+        result = running.finish()
+        self.switch_times = running.switch_times
+        return result
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> EnqueuedStep:
+        """Ask the device for one plan, perhaps behind one that it is still computing.
+
+        On a GPU the host waits for nothing that the step before has not begun with; on a CPU the step is done
+        when this returns.
+        """
+        span = self._new_span()
         received = self.mover.bytes_received
         self.mark(StepPoint.BEGIN, NO_LAYER)
         self.progress.begin(plan.step)
@@ -161,10 +183,7 @@ class RankEngine:
         if ahead is not None and switch is None:
             ahead.start()
         self._mirrors.apply(plan)
-        tokens: tuple[SampledToken, ...] = ()
-        scores: tuple[PromptLogprobs, ...] = ()
-        if plan.sequences:
-            tokens, scores = self._run_rows(plan, switch)
+        output = self._run_rows(plan, switch) if plan.sequences else StepOutput()
         if switch is not None:
             switch.finish()
         switched = received if switch is None else self.mover.bytes_received
@@ -174,32 +193,19 @@ class RankEngine:
             ahead.finish()
         self.mark(StepPoint.END, NO_LAYER)
         self.progress.end(self._fence)
-        if self._gpu is not None:
-            self._gpu.compute().synchronize()  # what a rank reports has happened
-        self.switch_times = SwitchTimes() if switch is None else switch.times()
-        return StepResult(
-            step=plan.step,
+        span.end()
+        return EnqueuedStep(
+            plan=plan,
             rank=self.ctx.rank,
-            tokens=tokens,
-            prompt_logprobs=scores,
-            switch_bytes_received=switched - received,
-            precopy_bytes_received=self.mover.bytes_received - switched,
-            times=StepTimes(total_s=time.perf_counter() - began, switch_wait_s=self.switch_times.wait_s),
+            span=span,
+            output=output,
+            switch=switch,
+            switch_bytes=switched - received,
+            precopy_bytes=self.mover.bytes_received - switched,
         )
 
-    @property
-    def _fence(self) -> Callable[[], Fence] | None:
-        """Marks what is enqueued so far on the stream that computes; None where nothing is enqueued."""
-        gpu = self._gpu
-        if gpu is None:
-            return None
-
-        def fence() -> Fence:
-            event = gpu.event()
-            event.record(gpu.compute())
-            return event
-
-        return fence
+    def _new_span(self) -> Span:
+        return HostSpan() if self._gpu is None else StreamSpan(self._gpu)
 
     def _begin_switch(self, plan: StepPlan) -> SwitchExecution | None:
         manifest = plan.manifest
@@ -230,21 +236,39 @@ class RankEngine:
             return None
         return PrecopyExecution(plan.precopy, mover=self.mover, arena=self.ctx.arena, lane=self.new_lane())
 
-    def _run_rows(
-        self, plan: StepPlan, switch: SwitchExecution | None
-    ) -> tuple[tuple[SampledToken, ...], tuple[PromptLogprobs, ...]]:
-        ctx = self.ctx
-        batch: Batch = build_batch(
-            plan,
-            self._mirrors.tables(),
-            rank=ctx.rank,
-            num_ranks=ctx.num_ranks,
-            page_size=ctx.arena.map.page_size,
-        )
+    def _run_rows(self, plan: StepPlan, switch: SwitchExecution | None) -> StepOutput:
+        batch = self._batch(plan)
+        before, self._drawn = self._drawn, DrawnTokens.none(self.ctx, plan.step)
+        before.check(plan)
         in_place = switch is None or switch.in_place
         if self.graphs is not None and in_place and self.graphs.covers(plan.layout, batch):
-            return draw_from(batch, self._mirrors, self.graphs.logits(plan.layout, batch)), ()
-        attention = create_attention(plan.layout, ctx, batch)
+            return self._draw(plan, batch, self.graphs.logits(plan.layout, batch, before.fill), before)
+        hidden_ND = self._hidden(plan, switch, batch, before)
+        scores = start_scores(self.ctx, batch, self._mirrors, hidden_ND)
+        if not draws(batch):
+            return StepOutput(scores=scores)
+        output = self._draw(plan, batch, logits_to_draw(self.ctx, batch, hidden_ND), before)
+        return StepOutput(draw=output.draw, scores=scores)
+
+    def _draw(self, plan: StepPlan, batch: Batch, logits_MV: Tensor, before: DrawnTokens) -> StepOutput:
+        pending = start_draw(batch, self._mirrors, logits_MV, before=before)
+        self._drawn = drawn_tokens(self.ctx, plan.step, batch, pending)
+        return StepOutput(draw=pending)
+
+    def _batch(self, plan: StepPlan) -> Batch:
+        return build_batch(
+            plan,
+            self._mirrors.tables(),
+            rank=self.ctx.rank,
+            num_ranks=self.ctx.num_ranks,
+            page_size=self.ctx.arena.map.page_size,
+        )
+
+    def _hidden(
+        self, plan: StepPlan, switch: SwitchExecution | None, batch: Batch, before: DrawnTokens
+    ) -> Tensor:
+        attention = create_attention(plan.layout, self.ctx, batch)
+        before.fill(batch, attention.tokens_N)
 
         def wait_layer(layer: int) -> None:
             self.mark(StepPoint.WANTED, layer)
@@ -253,11 +277,7 @@ class RankEngine:
                 switch.wait_layer(layer)
             self.mark(StepPoint.READY, layer)
 
-        hidden_ND = hidden_rows(ctx, batch, attention, wait_layer)
-        return (
-            draw_tokens(ctx, batch, self._mirrors, hidden_ND),
-            score_prompts(ctx, batch, self._mirrors, hidden_ND),
-        )
+        return hidden_rows(self.ctx, batch, attention, wait_layer)
 
 
 def _load_projections(source: Reader, arena: Arena, kinds: Mapping[Matrix, Projection]) -> None:

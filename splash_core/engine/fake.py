@@ -12,9 +12,11 @@ from array import array
 from dataclasses import dataclass, field
 
 from splash_core.engine.progress import StepProgress
+from splash_core.engine.running import EndedStep
 from splash_core.errors import InvariantBroken
-from splash_core.ids import RankId, SeqId
+from splash_core.ids import RankId, SeqId, StepId
 from splash_core.scheduling.step import (
+    DrawnToken,
     NewSequence,
     PromptLogprobs,
     SampledToken,
@@ -46,6 +48,8 @@ class _Mirror:
     tokens: list[int]
     num_prompt: int
     cached: int = 0
+    drew_in: StepId | None = None
+    """The last step that drew a token for it."""
     pages: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     to_come: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     """Of the first pages, where they will be after a switch that copies ahead."""
@@ -73,6 +77,10 @@ class FakeEngine:
         self._step_s = step_s
         self._mirrors: dict[SeqId, _Mirror] = {}
 
+    def begin(self, plan: StepPlan) -> EndedStep:
+        """As of the real engine; it is done when this returns."""
+        return EndedStep(self.step(plan))
+
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step and report the tokens of the sequences at home here (seq mod T)."""
         began = time.perf_counter()
@@ -85,7 +93,10 @@ class FakeEngine:
         drawn: list[SampledToken] = []
         scored: list[PromptLogprobs] = []
         for row in plan.sequences:
+            self._take_tokens(row)
             self._run(row, drawn, scored)
+            if row.sample:
+                self._mirror(row.seq).drew_in = plan.step
         for layer in range(self._num_layers):
             self.progress.reached(layer)
             if self._step_s:
@@ -118,35 +129,52 @@ class FakeEngine:
             raise InvariantBroken(f"the plan names sequence {seq}, which was never started on this rank")
         return self._mirrors[seq]
 
-    def _run(self, row: SequenceStep, drawn: list[SampledToken], scored: list[PromptLogprobs]) -> None:
+    def _take_tokens(self, row: SequenceStep) -> None:
+        """Every rank knows what any rank draws here, so what a plan tells of it is checked."""
         mirror = self._mirror(row.seq)
-        end = row.start + len(row.tokens)
-        if (
-            row.start > len(mirror.tokens)
-            or list(row.tokens[: len(mirror.tokens) - row.start]) != (mirror.tokens[row.start : end])
+        if isinstance(row.tokens, DrawnToken):
+            if row.tokens.step != mirror.drew_in:
+                raise InvariantBroken(
+                    f"sequence {row.seq} goes on with the token of step {row.tokens.step}, "
+                    f"but has last drawn in step {mirror.drew_in}"
+                )
+            tokens = (self._draw(mirror, row.start),)
+        else:
+            tokens = row.tokens
+        first, told = row.start - len(row.before), (*row.before, *tokens)
+        if first > len(mirror.tokens) or mirror.tokens[first : row.end] != list(
+            told[: len(mirror.tokens) - first]
         ):
-            raise InvariantBroken(f"rows {row.start}…{end} of sequence {row.seq} do not continue its history")
+            raise InvariantBroken(
+                f"rows {row.start}…{row.end} of sequence {row.seq} do not continue its history"
+            )
+        mirror.tokens[first : row.end] = told
+
+    def _draw(self, mirror: _Mirror, end: int) -> int:
+        """The token after the first `end`."""
+        seed = 0 if mirror.sampling.greedy else mirror.sampling.seed
+        return fake_token(mirror.tokens[:end], seed=seed, vocab=self._vocab)
+
+    def _run(self, row: SequenceStep, drawn: list[SampledToken], scored: list[PromptLogprobs]) -> None:
+        mirror, end = self._mirror(row.seq), row.end
         if -(-end // self._page_size) > len(mirror.pages):
             raise InvariantBroken(
                 f"sequence {row.seq} has {len(mirror.pages)} pages of {self._page_size} tokens, "
                 f"too few for row {end - 1}"
             )
-        mirror.tokens[row.start : end] = row.tokens
         mirror.cached = end
         if row.seq % self._num_ranks != self._rank:
             return
         sampling = mirror.sampling
         self._score_prompt(row, mirror, scored)
         if row.sample:
-            history = mirror.tokens[:end]
-            seed = 0 if sampling.greedy else sampling.seed
-            token = fake_token(history, seed=seed, vocab=self._vocab)
+            token = self._draw(mirror, end)
             logprobs = None if sampling.logprobs is None else _logprobs(token, sampling.logprobs)
             drawn.append(SampledToken(seq=row.seq, token=token, logprobs=logprobs))
 
     def _score_prompt(self, row: SequenceStep, mirror: _Mirror, scored: list[PromptLogprobs]) -> None:
         count = mirror.sampling.prompt_logprobs
-        last = min(row.start + len(row.tokens), mirror.num_prompt - 1)
+        last = min(row.end, mirror.num_prompt - 1)
         if count is None or row.start + 1 > last:
             return
         entries = tuple(

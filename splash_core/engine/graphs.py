@@ -2,14 +2,14 @@
 
 The recorded part runs from token ids to the logits of every home row; sampling follows outside. Before
 each replay the step's batch is padded to its bucket and prepared anew on the host, with its indices going to
-the places on the device that were recorded. All ranks know all counts, so they choose the same bucket
-without asking.
+the places on the device that were recorded; token ids that only the device knows are then put in their places
+there. All ranks know all counts, so they choose the same bucket without asking.
 
 Legend: N_j home rows of a rank, V vocabulary.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -108,12 +108,19 @@ class DecodeGraphs:
         decodes = all(sequence.count == 1 and sequence.sample for sequence in batch.sequences)
         return decodes and bucket is not None and (layout, bucket) in self._recorded
 
-    def logits(self, layout: Layout, batch: Batch) -> Tensor:
-        """`[N_j, V]`: logits of this rank's home rows, valid until the next call."""
+    def logits(self, layout: Layout, batch: Batch, fill: Callable[[Batch, Tensor], None]) -> Tensor:
+        """`[N_j, V]`: logits of this rank's home rows, valid until the next call.
+
+        Args:
+            layout: of the step.
+            batch: its rows.
+            fill: given the padded batch and its token ids on the device, replaces those the host lacks.
+        """
         bucket = bucket_of(batch.counts, self._buckets)
         assert bucket is not None
         entry, recorded = self._recorded[layout, bucket]
-        entry.prepare(pad_batch(batch, bucket))
+        padded = pad_batch(batch, bucket)
+        fill(padded, entry.prepare(padded).tokens_N)
         self.replays[layout, bucket] += 1
         return recorded.replay()[: batch.counts[batch.rank]]
 

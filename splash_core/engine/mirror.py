@@ -10,7 +10,7 @@ import numpy as np
 from splash_core.attention.batch import IntArray
 from splash_core.errors import InvariantBroken
 from splash_core.ids import SeqId
-from splash_core.scheduling.step import NewSequence, SequenceStep, StepPlan, TableUpdate
+from splash_core.scheduling.step import DrawnToken, NewSequence, SequenceStep, StepPlan, TableUpdate
 from splash_core.spec.request import SamplingParams
 
 
@@ -21,7 +21,7 @@ class SequenceMirror:
     sampling: SamplingParams
     num_prompt: int
     tokens: list[int]
-    """Prompt, then output; grows as rows arrive."""
+    """Prompt, then output, as far as the host was told; grows as rows arrive."""
     table_PT: IntArray
     """`[pages, T]` slots."""
     to_come_PT: IntArray
@@ -34,7 +34,7 @@ class SequenceMirror:
 
     @property
     def output(self) -> list[int]:
-        """Generated token ids so far."""
+        """Generated token ids as far as the host was told."""
         return self.tokens[self.num_prompt :]
 
 
@@ -86,8 +86,11 @@ class Mirrors:
         return np.asarray(update.slots, dtype=np.int64).reshape(-1, self.num_ranks)
 
     def _take_tokens(self, step: SequenceStep) -> None:
-        # Rows are recomputed after a preemption: they repeat known tokens.
-        self[step.seq].tokens[step.start : step.start + len(step.tokens)] = step.tokens
+        tokens = self[step.seq].tokens
+        tokens[step.start - len(step.before) : step.start] = step.before
+        if not isinstance(step.tokens, DrawnToken):
+            # Rows are recomputed after a preemption: they repeat known tokens.
+            tokens[step.start : step.end] = step.tokens
 
 
 def _joined(before_PT: IntArray, first: int, rows_PT: IntArray) -> IntArray:

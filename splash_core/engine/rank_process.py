@@ -1,6 +1,8 @@
 """The process of one rank: `python -m splash_core.engine.rank_process`.
 
-It executes the leader's steps strictly in order, pushes beside them, and knows nothing else of the world.
+It executes the leader's steps strictly in order, pushes beside them, and knows nothing else of the world. It
+begins with a step as soon as it is told, behind the one that the device is computing, and reports each when
+it has ended.
 Invariant: it never outlives its leader, and it never goes on after an exception: the leader is told, then the
 process exits 1.
 """
@@ -11,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ from splash_core.engine.fake import FakeEngine
 from splash_core.engine.progress import StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
+from splash_core.engine.running import RunningStep
 from splash_core.ids import RankId
 from splash_core.layout.slots import ArenaMap
 from splash_core.obs import logging as logs
@@ -29,13 +33,16 @@ from splash_core.rpc.abi import kv_abi
 from splash_core.rpc.codec import plan_from_pb, process_to_pb, result_to_pb
 from splash_core.rpc.link import RankLink
 from splash_core.rpc.rank_config import ELEM_BYTES, RankConfig
-from splash_core.scheduling.step import StepPlan, StepResult
+from splash_core.scheduling.step import StepPlan
+from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.reach import check_reach
 
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.5
+_LOOK_S = 1e-4
+"""How often a rank looks for the next step while the device computes; it then waits for one or the other."""
 _REPORT_S = 0.25
 
 
@@ -47,8 +54,8 @@ class Engine(Protocol):
         """How far it is."""
         ...
 
-    def step(self, plan: StepPlan) -> StepResult:
-        """Execute one plan."""
+    def begin(self, plan: StepPlan) -> RunningStep:
+        """Begin with one plan."""
         ...
 
 
@@ -130,15 +137,20 @@ class _LoadReports:
 
 def run_steps(link: RankLink, engine: Engine, lane: PushLane, *, num_ranks: int) -> None:
     """Execute steps until told to stop."""
+    running: deque[RunningStep] = deque()
     while True:
-        message = link.receive(_IDLE_POLL_S)
+        # With as many under way as there may be, no other message comes before one is reported.
+        if running and (running[0].passed or len(running) == MOST_UNDER_WAY):
+            link.send(rank_pb2.FromRank(step=result_to_pb(running.popleft().finish())))
+        message = link.receive(0.0 if running else _IDLE_POLL_S)
         lane.check()
         if message is None:
+            if running:
+                time.sleep(_LOOK_S)
             continue
         kind = message.WhichOneof("message")
         if kind == "step":
-            result = engine.step(plan_from_pb(message.step, num_ranks=num_ranks))
-            link.send(rank_pb2.FromRank(step=result_to_pb(result)))
+            running.append(engine.begin(plan_from_pb(message.step, num_ranks=num_ranks)))
         elif kind == "stop":
             return
 

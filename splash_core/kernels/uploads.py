@@ -24,18 +24,26 @@ class Uploads(Protocol):
         ...
 
 
+def upload(values: NDArray[Any], device: torch.device) -> Tensor:
+    """The values on a device; the host does not wait for the copy.
+
+    The caching host allocator keeps the source until it was read.
+    """
+    source = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type == "cpu" or source.numel() == 0:
+        return source.to(device)
+    return source.pin_memory().to(device, non_blocking=True)
+
+
 class PinnedUploads:
-    """One asynchronous copy per tensor. The caching host allocator keeps a source until it was read."""
+    """One asynchronous copy per tensor."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def put(self, values: NDArray[Any]) -> Tensor:
         """As the protocol says."""
-        source = torch.from_numpy(np.ascontiguousarray(values))
-        if source.numel() == 0:
-            return source.to(self._device)
-        return source.pin_memory().to(self._device, non_blocking=True)
+        return upload(values, self._device)
 
 
 class StepBuffer:
@@ -52,18 +60,20 @@ class StepBuffer:
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         on_gpu = device.type == "cuda"
         self._device_B = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._host_B = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
-        self._host = self._host_B.numpy()
-        self._copied = torch.cuda.Event() if on_gpu else None
+        self._hosts_B = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
+        """They take turns: a step is prepared while the step before has not copied its own yet."""
+        self._copied = [torch.cuda.Event() for _ in self._hosts_B] if on_gpu else []
+        self._round = 0
         self._layout: list[tuple[np.dtype[Any], tuple[int, ...], Tensor]] = []
         self._fixed = False
         self._next = 0
         self._end = 0
 
     def begin(self) -> None:
-        """Start a round. Waits until the previous round's copy has left the host's memory."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        """Start a round. Waits until the copy of the round before the last has left the host's memory."""
+        self._round = (self._round + 1) % len(self._hosts_B)
+        if self._copied:
+            self._copied[self._round].synchronize()
         self._next = 0
 
     def put(self, values: NDArray[Any]) -> Tensor:
@@ -84,7 +94,7 @@ class StepBuffer:
             )
         self._next += 1
         start = place.storage_offset() * dtype.itemsize
-        target = self._host[start : start + values.nbytes]
+        target = self._hosts_B[self._round].numpy()[start : start + values.nbytes]
         target[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         return place
 
@@ -97,9 +107,10 @@ class StepBuffer:
         if self._next != len(self._layout):
             raise InvariantBroken(f"a replayed step has {self._next} tensors, captured {len(self._layout)}")
         self._fixed = True
-        self._device_B[: self._end].copy_(self._host_B[: self._end], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        source_B = self._hosts_B[self._round]
+        self._device_B[: self._end].copy_(source_B[: self._end], non_blocking=True)
+        if self._copied:
+            self._copied[self._round].record()
 
     def _reserve(self, values: NDArray[Any]) -> Tensor:
         start = -(-self._end // _ALIGNMENT) * _ALIGNMENT

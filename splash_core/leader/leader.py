@@ -1,38 +1,34 @@
 """The leader's loop: plan, send to all ranks, gather, tell; and the one owner of a group's life.
 
-Everything runs on one event loop; the scheduler is called between awaits only, so it needs no lock.
+It runs one step ahead: the next step is with the ranks before the results of this one are back, wherever the
+scheduler can plan it by then. Everything runs on one event loop; the scheduler is called between awaits only,
+so it needs no lock.
 Invariants: an idle group sends no step; a request that is open when the group ends hears `GroupFailed`.
 """
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from collections import deque
+from dataclasses import replace
 from enum import StrEnum
-from typing import Protocol
 
-from splash_core.errors import GroupFailed, SplashError, Unavailable
+from splash_core.errors import GroupFailed, Unavailable
 from splash_core.ids import SeqId
 from splash_core.leader.pace import StepPace
+from splash_core.leader.part import NoPart, PhasePart
 from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
-from splash_core.policy.snapshot import Snapshot, WaitingSequence
-from splash_core.scheduling.events import (
-    Event,
-    FinishedEvent,
-    PrefilledEvent,
-    SwitchedEvent,
-    SwitchRefusedEvent,
-    TokenEvent,
-)
+from splash_core.leader.streams import Stream
+from splash_core.policy.snapshot import Snapshot
+from splash_core.scheduling.events import Event, FinishedEvent, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.step import StepPlan
+from splash_core.scheduling.under_way import MOST_UNDER_WAY
 
 _log = logging.getLogger("splash.leader")
 _LOOK_S = 0.05
 """How often an idle group with a pending switch or a pin looks around."""
-
-SeqEvent = TokenEvent | FinishedEvent | PrefilledEvent
 
 
 class GroupCondition(StrEnum):
@@ -42,84 +38,6 @@ class GroupCondition(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     FAILED = "failed"
-
-
-@dataclass(slots=True)
-class Stream:
-    """What happens to one sequence, as its request sees it."""
-
-    _events: "asyncio.Queue[SeqEvent | SplashError]" = field(default_factory=asyncio.Queue)
-    first_step_at: float | None = None
-    """When the first step with the sequence began, seconds on the monotonic clock."""
-    first_event_at: float | None = None
-    """When the first event came."""
-
-    @property
-    def wait_s(self) -> float:
-        """From the first event to the first step: how long a handoff that has landed waited to run."""
-        if self.first_event_at is None or self.first_step_at is None:
-            return 0.0
-        return max(self.first_step_at - self.first_event_at, 0.0)
-
-    def put(self, event: SeqEvent | SplashError) -> None:
-        """Append."""
-        if self.first_event_at is None:
-            self.first_event_at = time.monotonic()
-        self._events.put_nowait(event)
-
-    async def next(self) -> SeqEvent:
-        """The next event; raises the error that ended the sequence."""
-        event = await self._events.get()
-        if isinstance(event, SplashError):
-            raise event
-        return event
-
-    def take_ready(self) -> list[SeqEvent]:
-        """Events that are there already."""
-        ready: list[SeqEvent] = []
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            if isinstance(event, SplashError):
-                self._events.put_nowait(event)
-                break
-            ready.append(event)
-        return ready
-
-
-class PhasePart(Protocol):
-    """What a phase's service adds to the loop."""
-
-    def queued(self) -> tuple[WaitingSequence, ...]:
-        """Requests that wait outside the scheduler."""
-        ...
-
-    def before_step(self) -> None:
-        """Called at each step boundary: admit what has room now."""
-        ...
-
-    def planned(self, plan: StepPlan) -> None:
-        """Called with each step, before the ranks have it."""
-        ...
-
-    def failed(self, error: GroupFailed) -> None:
-        """Called once when the group has ended: tell those who wait outside the scheduler."""
-        ...
-
-
-class _NoPart:
-    """A phase that keeps no queue of its own."""
-
-    def queued(self) -> tuple[WaitingSequence, ...]:
-        return ()
-
-    def before_step(self) -> None:
-        """Nobody to admit."""
-
-    def planned(self, plan: StepPlan) -> None:
-        """Nothing goes with it."""
-
-    def failed(self, error: GroupFailed) -> None:
-        """Nobody to tell."""
 
 
 class GroupLeader:
@@ -141,13 +59,20 @@ class GroupLeader:
         self.failure: GroupFailed | None = None
         self.pending_push_bytes = 0
         """Bytes of pushes under way, for the policy."""
-        self._part: PhasePart = _NoPart()
+        self._part: PhasePart = NoPart()
         self._pace = pace
         self._step_timeout_s = step_timeout_s
         self._streams: dict[SeqId, Stream] = {}
         self._wake = asyncio.Event()
         self._stop = False
+        self._sent: deque[StepPlan] = deque()
+        """Steps under way, in the order in which they end."""
         self._step_began: float | None = None
+        """When the oldest of them could begin."""
+        self._step_ended: float | None = None
+        """When the last step ended; None after the group was idle."""
+        self._paused_s = 0.0
+        """How long no step was under way before the oldest one, though there was something to run."""
 
     def join(self, part: PhasePart) -> None:
         """Let a phase's service take part in the loop; called once, before `run`."""
@@ -191,7 +116,7 @@ class GroupLeader:
             if isinstance(event, SwitchedEvent):
                 assert plan is not None  # switches come out of steps only
                 _log.info("%s", event.summary())
-                self.steering.on_switched(event, plan)
+                self.steering.on_switched(event, plan, paused_s=self._paused_s)
             elif isinstance(event, SwitchRefusedEvent):
                 self.steering.on_refused(event)
             else:
@@ -217,6 +142,8 @@ class GroupLeader:
         try:
             while not self._stop:
                 await self._turn()
+            while self._sent:
+                await self._finish()
         except GroupFailed as error:
             self.fail(error)
             raise
@@ -228,7 +155,7 @@ class GroupLeader:
             raise failure from error
 
     def stop(self) -> None:
-        """End the loop after the step under way."""
+        """End the loop after the steps under way."""
         self._stop = True
         self.wake()
 
@@ -253,7 +180,7 @@ class GroupLeader:
 
     @property
     def step_age_s(self) -> float:
-        """How long the step under way runs; 0 when idle."""
+        """How long the oldest step under way runs; 0 when idle."""
         return 0.0 if self._step_began is None else time.monotonic() - self._step_began
 
     def snapshot(self) -> Snapshot:
@@ -268,29 +195,54 @@ class GroupLeader:
         self._wake.clear()
         if self.ranks.failure is not None:
             raise self.ranks.failure
+        while len(self._sent) < MOST_UNDER_WAY and await self._begin():
+            pass
+        if self._sent:
+            await self._finish()
+        else:
+            await self._idle()
+
+    async def _begin(self) -> bool:
+        """Plan a step and send it; False when there is none (yet)."""
         self._part.before_step()
         self.steering.at_boundary(self.snapshot)
         plan = self.scheduler.next_plan()
         self.deliver(self.scheduler.take_events())
         if plan is None:
-            await self._idle()
-            return
+            return False
         self._part.planned(plan)
-        self._step_began = time.monotonic()
-        for new in plan.started:
-            if new.seq in self._streams and self._streams[new.seq].first_step_at is None:
-                self._streams[new.seq].first_step_at = self._step_began
-        try:
-            results = await self.ranks.step(
-                plan, timeout_s=self._step_timeout_s, meanwhile=self.scheduler.tidy
-            )
-        finally:
-            self._step_began = None
+        await self.ranks.begin(plan)
+        self._sent.append(plan)
+        if len(self._sent) == 1:
+            now = time.monotonic()
+            self._paused_s = 0.0 if self._step_ended is None else now - self._step_ended
+            self._note_begin(now)
+        self.scheduler.tidy()
+        return True
+
+    async def _finish(self) -> None:
+        """Wait for the oldest step under way, and tell what it has done."""
+        plan = self._sent[0]
+        results = await self.ranks.finish(plan.step, timeout_s=self._step_timeout_s)
+        self._sent.popleft()
         self._pace.record(plan, max(result.times.total_s for result in results))
         self.deliver(self.scheduler.complete(results), plan)
+        self._step_ended, self._step_began = time.monotonic(), None
+        if self._sent:
+            self._paused_s = 0.0
+            self._note_begin(self._step_ended)
+
+    def _note_begin(self, now: float) -> None:
+        """The oldest step under way can begin."""
+        self._step_began = now
+        for new in self._sent[0].started:
+            stream = self._streams.get(new.seq)
+            if stream is not None and stream.first_step_at is None:
+                stream.first_step_at = now
 
     async def _idle(self) -> None:
         """Until something happens, a rank dies, or it is time to look around."""
+        self._step_ended = None
         wake = asyncio.create_task(self._wake.wait())
         failed = asyncio.create_task(self.ranks.wait_failed())
         timeout = _LOOK_S if self.steering.watches else None
@@ -303,6 +255,7 @@ class GroupLeader:
     def fail(self, error: GroupFailed) -> None:
         """The group has ended: tell everybody who waits."""
         self.failure = error
+        self._step_began = None
         self.condition = GroupCondition.FAILED
         for stream in self._streams.values():
             stream.put(error)

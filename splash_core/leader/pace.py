@@ -43,7 +43,12 @@ class StepPace:
         self._recent.clear()
 
     def exposed_s(self, plan: StepPlan, step_s: float) -> float:
-        """How much longer a switching step took than the median of recent steps of its shape, at least 0."""
+        """How much longer a switching step took than the median of recent steps of its shape, at least 0.
+
+        Args:
+            plan: of the step.
+            step_s: since the step before had ended: ordinary steps are sent before, a switch waits for it.
+        """
         usual = self._by_shape.get(self.shape(plan))
         return max(0.0, step_s - (median(usual) if usual else 0.0))
 

@@ -9,12 +9,13 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from splash_core.config import child_environment
 from splash_core.errors import GroupFailed
-from splash_core.ids import RankId
+from splash_core.ids import RankId, StepId
 from splash_core.leader.traffic import GroupTraffic
 from splash_core.obs.logging import last_lines
 from splash_core.pb import rank_pb2
@@ -34,6 +35,14 @@ def exit_text(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with code {code}"
+
+
+@dataclass(slots=True)
+class _Reports:
+    """What ranks have reported of one step."""
+
+    results: dict[RankId, StepResult] = field(default_factory=dict[RankId, StepResult])
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RankPool:
@@ -65,8 +74,7 @@ class RankPool:
         self._ready: dict[RankId, rank_pb2.RankReady] = {}
         self._push_lanes: set[RankId] = set()
         self._all_ready = asyncio.Event()
-        self._results: dict[RankId, StepResult] = {}
-        self._step_done = asyncio.Event()
+        self._reports: dict[StepId, _Reports] = {}
         self._pushes: dict[tuple[int, RankId], asyncio.Future[rank_pb2.PushResult]] = {}
         self._failure: asyncio.Future[GroupFailed] = asyncio.get_running_loop().create_future()
         self._stopping = False
@@ -98,7 +106,8 @@ class RankPool:
         self._config.write(config_path)
         for rank in range(self._config.num_ranks):
             await self._spawn(RankId(rank), config_path, parent_pid)
-        await self._wait(self._all_ready, timeout_s, lambda: f"not ready within {timeout_s:g} s")
+        late = f"not ready within {timeout_s:g} s"
+        await self._wait(self._all_ready, timeout_s, late, lambda: self._ready.keys() & self._push_lanes)
         return tuple(self._ready[RankId(rank)] for rank in range(self._config.num_ranks))
 
     async def _spawn(self, rank: RankId, config_path: Path, parent_pid: int) -> None:
@@ -115,26 +124,25 @@ class RankPool:
         self._processes[rank] = process
         self._tasks.append(asyncio.create_task(self._watch(rank, process)))
 
-    async def step(
-        self, plan: StepPlan, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
-    ) -> tuple[StepResult, ...]:
-        """Run one step on all ranks; results in rank order.
+    async def begin(self, plan: StepPlan) -> None:
+        """Send one step to all ranks, which begin with it when the one before has ended."""
+        self._reports[plan.step] = _Reports()
+        await self._send_all(rank_pb2.ToRank(step=plan_to_pb(plan)))
+
+    async def finish(self, step: StepId, *, timeout_s: float) -> tuple[StepResult, ...]:
+        """Wait for all ranks' results of the oldest step under way; in rank order.
 
         Args:
-            plan: the step.
-            timeout_s: a rank that takes longer fails the group.
-            meanwhile: called once while the ranks work.
+            step: its number.
+            timeout_s: a rank that takes longer, from now on, fails the group.
         """
-        self._results.clear()
-        self._step_done.clear()
-        await self._send_all(rank_pb2.ToRank(step=plan_to_pb(plan)))
-        meanwhile()
-        await self._wait(
-            self._step_done, timeout_s, lambda: f"did not finish step {plan.step} within {timeout_s:g} s"
-        )
+        reports = self._reports[step]
+        late = f"did not finish step {step} within {timeout_s:g} s"
+        await self._wait(reports.complete, timeout_s, late, reports.results.keys)
+        del self._reports[step]
         self.last_progress = time.monotonic()
-        self.traffic.step_ended(tuple(self._results.values()))
-        return tuple(self._results[RankId(rank)] for rank in range(self._config.num_ranks))
+        self.traffic.step_ended(tuple(reports.results.values()))
+        return tuple(reports.results[RankId(rank)] for rank in range(self._config.num_ranks))
 
     async def push(
         self, orders: Mapping[RankId, rank_pb2.PushPages], *, timeout_s: float
@@ -214,16 +222,17 @@ class RankPool:
             self.fail(str(error))
             raise self._failure.result() from error
 
-    async def _wait(self, event: asyncio.Event, timeout_s: float, late: Callable[[], str]) -> None:
+    async def _wait(
+        self, event: asyncio.Event, timeout_s: float, late: str, have: Callable[[], Collection[RankId]]
+    ) -> None:
         done = asyncio.create_task(event.wait())
         try:
             await asyncio.wait([done, self._failure], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             done.cancel()
         if self.failure is None and not event.is_set():
-            have = self._results.keys() if self._all_ready.is_set() else self._ready.keys() & self._push_lanes
-            missing = [rank for rank in range(self._config.num_ranks) if RankId(rank) not in have]
-            self.fail(f"rank {', '.join(map(str, missing))} {late()}")
+            missing = [rank for rank in range(self._config.num_ranks) if RankId(rank) not in have()]
+            self.fail(f"rank {', '.join(map(str, missing))} {late}")
         if self.failure is not None:
             raise self.failure
 
@@ -251,15 +260,22 @@ class RankPool:
             elif kind in ("loading", "traffic"):
                 self._note_numbers(rank, message)
             elif kind == "step":
-                self._results[rank] = result_from_pb(message.step)
-                if len(self._results) == self._config.num_ranks:
-                    self._step_done.set()
+                self._note_result(rank, result_from_pb(message.step))
             elif kind == "push":
                 future = self._pushes.pop((message.push.push, rank), None)
                 if future is not None and not future.done():
                     future.set_result(message.push)
             elif kind == "failure":
                 self._tasks.append(asyncio.create_task(self._settle(rank, message.failure.error)))
+
+    def _note_result(self, rank: RankId, result: StepResult) -> None:
+        reports = self._reports.get(result.step)
+        if reports is None:
+            self.fail(f"rank {rank} reports step {result.step}, which is not under way")
+            return
+        reports.results[rank] = result
+        if len(reports.results) == self._config.num_ranks:
+            reports.complete.set()
 
     def _note_numbers(self, rank: RankId, message: rank_pb2.FromRank) -> None:
         if message.HasField("traffic"):

@@ -153,10 +153,10 @@ class Steering:
                 decision = refused(decision, f"deferred: {refusal_text(outcome.refusal)}")
         self._log.add(decision)
 
-    def on_switched(self, event: SwitchedEvent, plan: StepPlan) -> None:
-        """A switch was executed with `plan`."""
+    def on_switched(self, event: SwitchedEvent, plan: StepPlan, *, paused_s: float) -> None:
+        """A switch was executed with `plan`, before which no step was under way for `paused_s` seconds."""
         self._pace.forget()
-        exposed_s = self._pace.exposed_s(plan, event.step_s)
+        exposed_s = self._pace.exposed_s(plan, paused_s + event.step_s)
         self._answer(event, exposed_s)
 
     def on_refused(self, event: SwitchRefusedEvent) -> None:

@@ -36,9 +36,15 @@ def _xor_shift_(z: Tensor, bits: int) -> None:
     z ^= (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def uniform(key: int, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    """A number in (0, 1) for each token id (int64), with full relative precision near 0."""
-    z = (tokens * _signed(_GOLDEN)).add_(key)
+def uniform(key: int | Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """A number in (0, 1) for each token id (int64), with full relative precision near 0.
+
+    Args:
+        key: of `row_key`; int64 `[N, 1]` for N rows at once.
+        tokens: their ids.
+        dtype: of the result.
+    """
+    z = tokens * _signed(_GOLDEN) + key
     _xor_shift_(z, 30)
     z.mul_(_signed(_MIX1))
     _xor_shift_(z, 27)
@@ -50,7 +56,7 @@ def uniform(key: int, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     return w.clamp_(max=1.0 - torch.finfo(dtype).eps / 2)
 
 
-def gumbel(key: int, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+def gumbel(key: int | Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     """Gumbel noise: argmax of (logits + noise) draws from softmax(logits)."""
     # -log1p(-w) is exponential; small values (the large noise that wins) keep their relative precision.
     return uniform(key, tokens, dtype).neg_().log1p_().neg_().log_().neg_()

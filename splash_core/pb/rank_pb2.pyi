@@ -86,16 +86,20 @@ class TableUpdate(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., first_page: _Optional[int] = ..., num_pages: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceStep(_message.Message):
-    __slots__ = ("seq", "start", "tokens", "sample")
+    __slots__ = ("seq", "start", "tokens", "sample", "drawn_in", "before")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_IN_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     sample: bool
-    def __init__(self, seq: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[bool] = ...) -> None: ...
+    drawn_in: int
+    before: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[bool] = ..., drawn_in: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
     __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage", "precopy", "ahead", "taken_seq", "taken_pages")

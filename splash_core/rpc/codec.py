@@ -11,6 +11,7 @@ from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc.moves_codec import chunk_from_pb, chunk_to_pb, precopy_from_pb, precopy_to_pb
 from splash_core.scheduling.step import (
+    DrawnToken,
     NewSequence,
     PromptLogprobs,
     SampledToken,
@@ -133,10 +134,7 @@ def plan_to_pb(value: StepPlan) -> rank_pb2.StepPlan:
         step=value.step,
         epoch=value.epoch,
         layout=value.layout,
-        sequences=[
-            rank_pb2.SequenceStep(seq=row.seq, start=row.start, tokens=row.tokens, sample=row.sample)
-            for row in value.sequences
-        ],
+        sequences=[_rows_to_pb(rows) for rows in value.sequences],
         started=[
             rank_pb2.NewSequence(
                 seq=new.seq,
@@ -170,10 +168,7 @@ def plan_from_pb(message: rank_pb2.StepPlan, *, num_ranks: int) -> StepPlan:
         step=StepId(message.step),
         epoch=Epoch(message.epoch),
         layout=Layout(message.layout),
-        sequences=tuple(
-            SequenceStep(seq=SeqId(row.seq), start=row.start, tokens=tuple(row.tokens), sample=row.sample)
-            for row in message.sequences
-        ),
+        sequences=tuple(_rows_from_pb(rows) for rows in message.sequences),
         started=tuple(
             NewSequence(
                 seq=SeqId(new.seq),
@@ -195,6 +190,29 @@ def plan_from_pb(message: rank_pb2.StepPlan, *, num_ranks: int) -> StepPlan:
         ),
         form=AttentionForm(message.form),
         cp_storage=CpStorage(message.cp_storage),
+    )
+
+
+def _rows_to_pb(value: SequenceStep) -> rank_pb2.SequenceStep:
+    known = () if isinstance(value.tokens, DrawnToken) else value.tokens
+    return rank_pb2.SequenceStep(
+        seq=value.seq,
+        start=value.start,
+        tokens=known,
+        sample=value.sample,
+        drawn_in=value.tokens.step if isinstance(value.tokens, DrawnToken) else None,
+        before=value.before,
+    )
+
+
+def _rows_from_pb(message: rank_pb2.SequenceStep) -> SequenceStep:
+    drawn = message.HasField("drawn_in")
+    return SequenceStep(
+        seq=SeqId(message.seq),
+        start=message.start,
+        tokens=DrawnToken(StepId(message.drawn_in)) if drawn else tuple(message.tokens),
+        sample=message.sample,
+        before=tuple(message.before),
     )
 
 

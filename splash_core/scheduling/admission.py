@@ -122,8 +122,8 @@ class Admission:
         return {RankId(rank): count for rank, count in enumerate(counts)}
 
     def first_tokens(self, sequence: Sequence) -> int:
-        """Tokens to find room for at once: those known, and the next one where there will be one."""
-        return min(len(sequence.tokens) + 1, sequence.held_tokens)
+        """Tokens to find room for at once: those there are, and the next one where there will be one."""
+        return min(sequence.length + 1, sequence.held_tokens)
 
     def _charge(self, sequence: Sequence, load: Load) -> None:
         residency = self._residency

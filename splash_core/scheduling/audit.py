@@ -166,7 +166,7 @@ class Views:
             if not sequence.decoding:
                 rows = max(min(sequence.remaining, budget), 0)
                 budget -= rows
-            left = max(sequence.held_tokens - sequence.num_prompt - sequence.num_generated, 0)
+            left = max(sequence.held_tokens - sequence.length, 0)
             views.append(
                 RunningSequence(
                     context_tokens=sequence.cached,
@@ -220,7 +220,7 @@ def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId
         if sequence.holds_pages is False and (sequence.pages or sequence.cached):
             raise InvariantBroken(f"{name} waits but holds {len(sequence.pages)} pages")
         room = len(sequence.pages) * table.arena.page_size
-        if not sequence.cached <= min(len(sequence.tokens), room):
+        if not sequence.cached <= min(sequence.length, room):
             raise InvariantBroken(f"{name}: {sequence.cached} tokens cached in room for {room}")
         placement = residency.placement(sequence)
         for index, page in enumerate(sequence.pages):

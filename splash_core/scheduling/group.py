@@ -1,13 +1,13 @@
 """The leader's state machine of one worker group: requests in, step plans out, results in, events out.
 
 A facade: it keeps no rules of its own but the order in which its parts act. Pure and synchronous: the
-caller alternates `next_plan` and `complete`; every other method may be called at any time between.
+caller sends what `next_plan` gives and brings results to `complete`, in the same order; it may be one step
+ahead. Every other method may be called at any time between.
 Invariant (`check_integrity`): every page has exactly one user, in a state that may hold it; what a step
 under way may touch is given to nobody outside before the step has ended.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from splash_core.errors import Conflict, InvariantBroken
 from splash_core.ids import Epoch, Incarnation, LeaseId, RequestId, SeqId
@@ -21,22 +21,14 @@ from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Completion, Grant
-from splash_core.scheduling.precopying import AheadRecord
 from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan, StepResult, TokenLogprobs
+from splash_core.scheduling.switching import Boundary
+from splash_core.scheduling.under_way import MOST_UNDER_WAY, SentStep, StepsUnderWay
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Refusal, SwitchMode
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    plan: StepPlan
-    rows: tuple[Rows, ...]
-    layout_before: Layout
-    epoch_before: Epoch
-    ahead: AheadRecord
 
 
 class GroupScheduler:
@@ -66,7 +58,7 @@ class GroupScheduler:
         self._parts = assemble(spec=spec, arena=arena, layout=layout, config=config, clock=clock)
         self._clock = clock
         self._infeasible = infeasible or {}
-        self._in_flight: _InFlight | None = None
+        self._under_way = StepsUnderWay()
         self._events: list[Event] = []
 
     # ------------------------------------------------------------------------------ requests
@@ -92,8 +84,7 @@ class GroupScheduler:
             ContextTooLong: it could never fit; names the limit.
             InvalidRequest: the prompt is empty, max_tokens is 0, or this is not a decode group.
         """
-        if self._moving:
-            # Slots that the manifest under way vacates look free, but ranks may still read them.
+        if self._under_way.moving:
             return None
         return self._parts.intake.reserve(request_id, tuple(prompt), sampling)
 
@@ -129,10 +120,10 @@ class GroupScheduler:
         sequence = self._parts.roster.find(seq)
         if sequence is None:
             return
-        if self._in_flight is not None and sequence.state is not SeqState.LEASED:
-            sequence.cancelled = True
-            return
-        self._parts.intake.cancel(sequence)
+        if not self._under_way or sequence.state is SeqState.LEASED:
+            self._parts.intake.cancel(sequence)
+        elif sequence.ends_with is None:
+            sequence.ends_with = self._under_way.last
 
     def release(self, seq: SeqId) -> None:
         """The pages of a prefilled sequence are pushed, or will not be: free them. Idempotent."""
@@ -168,52 +159,73 @@ class GroupScheduler:
         Raises:
             Conflict: the layout is not one of the group's, or a switch to another one is scheduled.
         """
+        if self._under_way.switches_to(layout) and not self._parts.switcher.pending:
+            return None
         return self._parts.switcher.request(layout, mode)
 
     def next_plan(self) -> StepPlan | None:
         """The next step; None when there is nothing to run now.
 
+        With a step under way, None too where what comes next needs its outcome, or takes away what it may
+        still touch: a manifest, a preemption, copies ahead that are given back.
+
         Raises:
-            InvariantBroken: the step before is not complete.
+            InvariantBroken: two steps are under way.
         """
-        if self._in_flight is not None:
-            raise InvariantBroken(f"step {self._in_flight.plan.step} is still under way")
+        if len(self._under_way) == MOST_UNDER_WAY:
+            raise InvariantBroken(f"step {self._under_way.oldest().plan.step} is still under way")
         layout, epoch = self.layout, self.epoch
-        boundary = self._parts.switcher.at_boundary()
-        if boundary.refused is not None:
-            self._events.append(boundary.refused)
-        rows = self._parts.batcher.fill()
-        if boundary.manifest is None:
-            boundary = self._parts.switcher.make_way()
+        found = self._boundary_ahead() if self._under_way else self._boundary()
+        if found is None:
+            return None
+        boundary, rows = found
         # After the rows have their pages: from here on nothing frees a page before the step has ended.
         ahead = self._parts.switcher.ahead.next_step()
         if not rows and boundary.manifest is None and ahead is None:
             return None
         plan = self._parts.writer.write(rows, boundary, ahead)
         self._parts.pushes.planned(plan)
-        self._in_flight = _InFlight(plan, rows, layout, epoch, boundary.ahead)
+        self._under_way.send(SentStep(plan, rows, layout, epoch, boundary.ahead))
         return plan
+
+    def _boundary(self) -> tuple[Boundary, tuple[Rows, ...]]:
+        boundary = self._parts.switcher.at_boundary()
+        if boundary.refused is not None:
+            self._events.append(boundary.refused)
+        rows = self._parts.batcher.fill()
+        if boundary.manifest is None:
+            boundary = self._parts.switcher.make_way()
+        return boundary, rows
+
+    def _boundary_ahead(self) -> tuple[Boundary, tuple[Rows, ...]] | None:
+        """A boundary beside a step under way, at which only rows may be chosen; None: wait for the step."""
+        switcher = self._parts.switcher
+        if switcher.waits_for_steps:
+            return None
+        boundary = switcher.at_boundary()
+        rows = self._parts.batcher.fill_ahead()
+        switcher.pass_by()
+        return None if rows is None else (boundary, rows)
 
     def tidy(self) -> None:
         """Book-keeping that the plan need not wait for; to be called once the ranks have it. Idempotent."""
         self._parts.residency.table.settle()
 
     def complete(self, results: Sequence[StepResult]) -> tuple[Event, ...]:
-        """Apply what all ranks report of the step under way.
+        """Apply what all ranks report of the oldest step under way.
 
         Raises:
-            InvariantBroken: the results do not belong to it, or are incomplete.
+            InvariantBroken: no step is, the results do not belong to it, or they are incomplete.
         """
-        if self._in_flight is None:
-            raise InvariantBroken("no step is under way")
-        flight, plan = self._in_flight, self._in_flight.plan
+        step, last = self._under_way.oldest(), self._under_way.last
         self.tidy()
-        events = self._parts.retirement.retire(plan, flight.rows, results, self._parts.residency.num_ranks)
-        self._in_flight = None
+        events = self._parts.retirement.retire(
+            step.plan, step.rows, results, num_ranks=self._parts.residency.num_ranks, last=last
+        )
+        self._under_way.end()
         self._parts.switcher.ahead.executed(results)
-        if plan.epoch > flight.epoch_before:
-            events.insert(0, _switched(flight, results))
-        return (*self.take_events(), *events)
+        switched = step.switched(results)
+        return (*self.take_events(), *(() if switched is None else (switched,)), *events)
 
     def take_events(self) -> tuple[Event, ...]:
         """Events that no step carries (a switch refused at the boundary); `complete` returns them too."""
@@ -245,8 +257,8 @@ class GroupScheduler:
 
     @property
     def in_flight(self) -> bool:
-        """True between `next_plan` and `complete`."""
-        return self._in_flight is not None
+        """True while the ranks have a step to report."""
+        return len(self._under_way) > 0
 
     def count(self, *states: SeqState) -> int:
         """Live sequences in any of the states; all when none is named."""
@@ -278,21 +290,5 @@ class GroupScheduler:
             self._parts.admission.quarantine,
             self._parts.pushes,
         )
-
-    @property
-    def _moving(self) -> bool:
-        return self._in_flight is not None and self._in_flight.plan.manifest is not None
-
-
-def _switched(flight: _InFlight, results: Sequence[StepResult]) -> SwitchedEvent:
-    return SwitchedEvent(
-        layout_from=flight.layout_before,
-        layout_to=flight.plan.layout,
-        epoch=flight.plan.epoch,
-        mode=flight.plan.mode,
-        bytes_received=sum(result.switch_bytes_received for result in results),
-        precopied_bytes=flight.ahead.bytes_received,
-        fallback=flight.ahead.fallback,
-        step_s=max(result.times.total_s for result in results),
-        wait_s=max(result.times.switch_wait_s for result in results),
-    )
+        page_size = self._parts.residency.table.arena.page_size
+        self._under_way.check_integrity(self._parts.roster, page_size=page_size)

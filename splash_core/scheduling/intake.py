@@ -164,6 +164,7 @@ class Intake:
             tokens=list(prompt),
             num_prompt=len(prompt),
             held_tokens=held,
+            max_drawn=self._rules.max_drawn(sampling),
             rotation=seq % self._residency.num_ranks,
             since=self._clock(),
         )

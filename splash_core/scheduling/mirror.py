@@ -1,7 +1,8 @@
 """What the ranks know of each sequence, so that a step message carries differences only.
 
 Invariant: after a rank has applied a plan's `finished`, `started` and `tables`, in this order, its mirror of
-every sequence equals the leader's table as of that plan.
+every sequence equals the leader's table as of that plan; and before a sequence's rows run, it has all tokens
+of it that the leader knew then.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,11 +32,14 @@ class Mirrors:
     def __init__(self) -> None:
         self._rows: dict[SeqId, list[Row]] = {}
         self._to_come: dict[SeqId, list[Row]] = {}
+        self._told: dict[SeqId, int] = {}
+        """How many first tokens of each sequence the ranks have been told."""
         self._dropped: list[SeqId] = []
 
     def drop(self, seq: SeqId) -> None:
         """The sequence has ended or was preempted: ranks forget it with the next plan."""
         self._to_come.pop(seq, None)
+        self._told.pop(seq, None)
         if self._rows.pop(seq, None) is not None:
             self._dropped.append(seq)
 
@@ -46,6 +50,15 @@ class Mirrors:
     def tell_ahead(self, update: TableUpdate) -> None:
         """The next plan tells rows to come of a sequence that the ranks know."""
         self._to_come.setdefault(update.seq, [])[update.first_page :] = update.slots
+
+    def catch_up(self, sequence: Sequence, start: int, end: int) -> tuple[int, ...]:
+        """The next plan has rows `start … end-1` of a sequence; returns what it must tell before them.
+
+        Those are tokens that the ranks drew themselves, each on one rank.
+        """
+        told = self._told[sequence.seq]
+        self._told[sequence.seq] = max(told, min(end, len(sequence.tokens)))
+        return tuple(sequence.tokens[told:start])
 
     def appended(self, sequences: Iterable[Sequence], row_of: RowOf) -> MirrorDelta:
         """Tell what `sequences` have gained; no page has moved since the last plan.
@@ -99,6 +112,7 @@ class Mirrors:
             if rows is None:
                 started.append(_new(sequence))
                 rows = self._rows[sequence.seq] = []
+                self._told[sequence.seq] = len(sequence.tokens)
             same = unchanged(sequence, rows)
             if same < len(sequence.pages):
                 rows[same:] = [row_of(page) for page in sequence.pages[same:]]

@@ -41,7 +41,7 @@ class OwnerAssignment:
         homeless: list[tuple[int, Sequence, list[int]]] = []
         for sequence in sequences:
             held = residency.copies_per_rank(sequence)
-            weight = residency.pages_for(sequence.held_tokens if projected else len(sequence.tokens))
+            weight = residency.pages_for(sequence.held_tokens if projected else sequence.length)
             if keep and held[sequence.owner] == len(sequence.pages):
                 owners[sequence.seq] = sequence.owner
                 load[sequence.owner] += weight

@@ -7,7 +7,7 @@ from splash_core.scheduling.mirror import MirrorDelta, Mirrors
 from splash_core.scheduling.precopy import AheadStep
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, Sequence
-from splash_core.scheduling.step import SequenceStep, StepPlan
+from splash_core.scheduling.step import DrawnToken, SequenceStep, StepPlan
 from splash_core.scheduling.switching import Boundary
 from splash_core.spec.model import ModelSpec
 
@@ -32,12 +32,13 @@ class PlanWriter:
             self._mirrors.tell_ahead(update)
         delta = self._delta([entry.sequence for entry in rows], boundary)
         chunks = [ChunkShape(entry.sequence.cached, entry.count) for entry in rows]
+        sequences = tuple(map(self._sequence_step, rows))
         self.num_steps += 1
         return StepPlan(
             step=StepId(self.num_steps),
             epoch=self._present.epoch,
             layout=self._present.layout,
-            sequences=tuple(_sequence_step(entry) for entry in rows),
+            sequences=sequences,
             started=delta.started,
             tables=delta.tables,
             finished=delta.finished,
@@ -59,12 +60,15 @@ class PlanWriter:
             others.pop(sequence.seq, None)
         return self._mirrors.moved([*running, *others.values()], row_of, boundary.ahead.taken)
 
-
-def _sequence_step(entry: Rows) -> SequenceStep:
-    sequence, end = entry.sequence, entry.sequence.cached + entry.count
-    return SequenceStep(
-        seq=sequence.seq,
-        start=sequence.cached,
-        tokens=tuple(sequence.tokens[sequence.cached : end]),
-        sample=end == len(sequence.tokens) and sequence.sampling.max_tokens > 0,
-    )
+    def _sequence_step(self, entry: Rows) -> SequenceStep:
+        sequence, start = entry.sequence, entry.sequence.cached
+        end = start + entry.count
+        # One step is under way at most, so a token that is not known yet is the one that it draws.
+        known = start < len(sequence.tokens)
+        return SequenceStep(
+            seq=sequence.seq,
+            start=start,
+            tokens=tuple(sequence.tokens[start:end]) if known else DrawnToken(StepId(self.num_steps)),
+            sample=end == sequence.length and sequence.sampling.max_tokens > 0,
+            before=self._mirrors.catch_up(sequence, start, end),
+        )

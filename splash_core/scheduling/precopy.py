@@ -96,19 +96,30 @@ class Precopy:
     @property
     def ready_layers(self) -> tuple[int, ...]:
         """Layers whose weights are in place, as long as no page has been put under them."""
-        return () if self._under_weights else tuple(range(self._num_gathered))
+        return () if self.under_weights else tuple(range(self._num_gathered))
 
     def due(self) -> bool:
         """True when the switching step should come now; to be asked once at each boundary."""
+        due = self.falls_due
         self._boundaries_left -= 1
-        if self.fallback or self._caught_up or self._boundaries_left < 0:
+        return due
+
+    @property
+    def falls_due(self) -> bool:
+        """What `due` will answer if nothing happens before."""
+        if self.fallback or self._caught_up or self._boundaries_left <= 0:
             return True
         left = any(self._cursor(s).next < self._full_pages(s) for s in self._running())
         return not left and self._num_gathered == self._num_layers
 
+    @property
+    def under_weights(self) -> bool:
+        """True while some page lies where weights will be."""
+        return not all(pool.all_may_stay(self._rule.lends) for pool in self._residency.table.pools)
+
     def clear(self) -> SwitchManifest | None:
         """Move some pages out from where weights will be; None when there is nothing to move now."""
-        if not self._under_weights:
+        if not self.under_weights:
             return None
         table = self._residency.table
         moves = plan_clearing(table, self._to_clear, lent=self._lent, capacity=self._pages_a_step)
@@ -129,7 +140,7 @@ class Precopy:
 
     def next_step(self) -> AheadStep | None:
         """What the step does whose rows have their pages; None when there is nothing to do."""
-        if self.fallback or self._under_weights:
+        if self.fallback or self.under_weights:
             return None
         if self._num_gathered < self._num_layers:
             first = self._num_gathered
@@ -179,8 +190,15 @@ class Precopy:
         return 2 * steps + _SPARE_BOUNDARIES
 
     def _running(self) -> list[Sequence]:
-        """Sequences whose pages are in place and known to the ranks, each with a cursor and an owner."""
-        running = [s for s in self._roster.within(SeqState.RUNNING) if s.pages and self._mirrors.knows(s.seq)]
+        """Sequences whose pages are in place and known to the ranks, each with a cursor and an owner.
+
+        One that runs no further row is left out: its pages may go, or be pinned, while a step copies them.
+        """
+        running = [
+            sequence
+            for sequence in self._roster.going_on(SeqState.RUNNING)
+            if sequence.pages and sequence.remaining and self._mirrors.knows(sequence.seq)
+        ]
         fresh = [s for s in running if self._is_fresh(s)]
         if fresh:
             new = {sequence.seq for sequence in fresh}
@@ -233,11 +251,6 @@ class Precopy:
                     rows.append(tuple(row.slots.get(RankId(r), NO_SLOT) for r in range(table.num_ranks)))
             cursor.next += 1
         return TableUpdate(seq=sequence.seq, first_page=first, slots=tuple(rows))
-
-    @property
-    def _under_weights(self) -> bool:
-        """True while some page lies where weights will be."""
-        return not all(pool.all_may_stay(self._rule.lends) for pool in self._residency.table.pools)
 
     @property
     def _to_clear(self) -> list[SlotId]:

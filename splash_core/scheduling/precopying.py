@@ -1,7 +1,7 @@
 """The mode `precopied` at a group's step boundaries: begin, go on, commit, call off.
 
 Invariant: slots taken for copies ahead are given back at boundaries only, when no step is under way that
-might be writing to them; and none is left when no copying is under way.
+might be writing to them, or with the page; and none is left when no copying is under way.
 """
 
 from collections.abc import Sequence as Seq
@@ -84,6 +84,12 @@ class CopyingAhead:
         # Gathered weights must stay what they are: from now on no page goes where they are.
         self._residency.avoid_borrowed |= self._precopy.fills
         return not self._precopy.due()
+
+    @property
+    def carries_on(self) -> bool:
+        """True when the next boundary changes nothing but what the next step copies ahead."""
+        precopy = self._precopy
+        return precopy is not None and not (precopy.falls_due or precopy.under_weights)
 
     def clear(self) -> SwitchManifest | None:
         """At a boundary that moves nothing else: clear some slots that weights will fill."""

@@ -27,7 +27,7 @@ class Outgoing:
     run: int
     """Which computation of the prompt: one more after each preemption. Pages of two runs never mix."""
     pages: int
-    """Its first pages that are whole once the steps planned so far have run."""
+    """End of its pages that are whole once the steps planned so far have run, and may leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +92,17 @@ class PushBook:
             self._mirror_dropped(seq)
         for rows in plan.sequences:
             progress = self._progress.setdefault(rows.seq, _Progress(run=1))
-            progress.tokens, progress.step = rows.start + len(rows.tokens), plan.step
+            progress.tokens, progress.step = rows.end, plan.step
 
-    def outgoing(self, seq: SeqId) -> Outgoing | None:
-        """What may be pushed of a sequence; None when nothing may now."""
+    def outgoing(self, seq: SeqId, *, first: int = 0) -> Outgoing | None:
+        """What may be pushed of a sequence from page `first` on; None when nothing may now.
+
+        A page that has been copied ahead for a switch leaves after the switch: its second copy is not wasted,
+        and its slot is not given back while a step under way may be writing to it.
+        """
         sequence = self._roster.find(seq)
         progress = self._progress.get(seq)
-        if sequence is None or progress is None or sequence.cancelled:
+        if sequence is None or progress is None or sequence.ends_with is not None:
             return None
         if sequence.state is SeqState.WAITING:  # preempted: its pages have gone
             return None
@@ -107,11 +111,14 @@ class PushBook:
         size = self._table.arena.page_size
         whole = progress.tokens >= sequence.num_prompt
         pages = -(-sequence.num_prompt // size) if whole else progress.tokens // size
+        if self._table.ahead:
+            rest = enumerate(sequence.pages[first:pages], first)
+            pages = next((index for index, page in rest if page in self._table.ahead), pages)
         return Outgoing(run=progress.run, pages=pages)
 
     def begin(self, seq: SeqId, *, first: int, end: int, lease: str) -> tuple[int, PushedPages]:
         """Pin pages `first … end` of a sequence for a new push; returns its id and what to read."""
-        outgoing = self.outgoing(seq)
+        outgoing = self.outgoing(seq, first=first)
         if outgoing is None or not 0 <= first < end <= outgoing.pages:
             raise InvariantBroken(f"pages {first}…{end} of sequence {seq} cannot be pushed now: {outgoing}")
         sequence = self._roster.get(seq)

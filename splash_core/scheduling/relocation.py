@@ -66,7 +66,7 @@ class Relocator:
 
     def relocate(self) -> SwitchManifest | None:
         """Bring landed sequences to where the present layout wants them, as many as fit now."""
-        landed = self.settle(self._roster.within(SeqState.LANDED))
+        landed = self.settle(self._roster.going_on(SeqState.LANDED))
         if not landed:
             return None
         while landed:
@@ -80,6 +80,11 @@ class Relocator:
             elif not self._residency.preempt_younger(landed[0], self._residency.placement(landed[0]).owners):
                 return None
         return None
+
+    @property
+    def has_work(self) -> bool:
+        """True when a landed sequence lies elsewhere than where it is wanted."""
+        return not all(map(self._in_place, self._roster.going_on(SeqState.LANDED)))
 
     def settle(self, sequences: Seq[Sequence]) -> list[Sequence]:
         """Let landed sequences run whose pages are in place; returns those whose pages are not."""

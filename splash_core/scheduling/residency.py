@@ -86,7 +86,17 @@ class Residency:
         )
 
     def extend(self, sequence: Sequence, tokens: int) -> int:
-        """Allocate pages for the first `tokens` tokens as far as they are free; returns tokens covered."""
+        """As `grow`, taking slots of copies ahead back as needed."""
+        while (covered := self.grow(sequence, tokens)) < tokens:
+            if not self._take_back(self.placement(sequence).ranks_of_page(len(sequence.pages))):
+                break
+        return covered
+
+    def grow(self, sequence: Sequence, tokens: int) -> int:
+        """Allocate pages for the first `tokens` tokens as far as they are free; returns tokens covered.
+
+        It takes nothing away, so steps may be under way.
+        """
         size = self.table.arena.page_size
         if tokens <= len(sequence.pages) * size:
             return tokens
@@ -95,8 +105,6 @@ class Residency:
             ranks = placement.ranks_of_page(len(sequence.pages))
             page = self.table.new_page(ranks, lent=self.lent)
             if page is None:
-                if self._take_back(ranks):
-                    continue
                 break
             sequence.pages.append(page)
             self.note_borrowed((page,))

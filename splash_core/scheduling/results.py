@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 
 from splash_core.errors import InvariantBroken
-from splash_core.ids import SeqId
+from splash_core.ids import SeqId, StepId
 from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.events import Event, FinishedEvent, FinishReason
 from splash_core.scheduling.intake import Intake
@@ -14,7 +14,12 @@ from splash_core.scheduling.step import SampledToken, StepPlan, StepResult
 
 
 class Retirement:
-    """Retires steps: every row is cached, every drawn token is accepted, every end frees its pages."""
+    """Retires steps: every drawn token is accepted, and every end frees its pages.
+
+    A sequence that ends may have a row in the step after, which has been sent already: its pages go when that
+    step has ended too, and the token drawn there is dropped. Ids of sequences are never used again, and none
+    is preempted while a step is under way, so sequence and step say which token that is.
+    """
 
     def __init__(self, *, roster: Roster, intake: Intake, role: Role) -> None:
         self._roster = roster
@@ -22,9 +27,16 @@ class Retirement:
         self._rules = RULES_OF_ROLE[role]
 
     def retire(
-        self, plan: StepPlan, rows: Seq[Rows], results: Seq[StepResult], num_ranks: int
+        self, plan: StepPlan, rows: Seq[Rows], results: Seq[StepResult], *, num_ranks: int, last: StepId
     ) -> list[Event]:
         """Apply all ranks' results of a step.
+
+        Args:
+            plan: the step.
+            rows: its rows, as they were planned.
+            results: of the step.
+            num_ranks: T.
+            last: the step sent last; what ends with this one is held until that one has ended too.
 
         Raises:
             InvariantBroken: results of another step, of too few or too many ranks, or tokens that nobody
@@ -38,19 +50,19 @@ class Retirement:
         events: list[Event] = []
         for entry, step in zip(rows, plan.sequences, strict=True):
             sequence = entry.sequence
-            sequence.cached += entry.count
-            if sequence.cancelled:
-                continue
+            sequence.drawing -= step.sample
+            if sequence.ends_with is not None:
+                continue  # what it draws after its end is nobody's
             if step.sample:
-                events.extend(self._sampled(sequence, drawn[sequence.seq]))
-            elif sequence.remaining == 0:
-                events.extend(self._scored(sequence))
+                events.extend(self._sampled(sequence, drawn[sequence.seq], last))
+            elif step.end == len(sequence.tokens):
+                events.extend(self._scored(sequence, last))
         for sequence in self._roster:
-            if sequence.cancelled:
+            if sequence.ends_with is not None and sequence.ends_with <= plan.step:
                 self._intake.cancel(sequence)
         return events
 
-    def _sampled(self, sequence: Sequence, drawn: SampledToken) -> list[Event]:
+    def _sampled(self, sequence: Sequence, drawn: SampledToken, last: StepId) -> list[Event]:
         events: list[Event] = []
         if not sequence.prompt_reported:
             events.append(prefilled(sequence, drawn.token, drawn.logprobs))
@@ -61,15 +73,15 @@ class Retirement:
         events.append(told)
         end = told if isinstance(told, FinishedEvent) else length_reached(sequence)
         if end is not None:
-            self._intake.drop(sequence)
+            sequence.ends_with = last
             if end is not told:
                 events.append(end)
         return events
 
-    def _scored(self, sequence: Sequence) -> list[Event]:
+    def _scored(self, sequence: Sequence, last: StepId) -> list[Event]:
         """The prompt was only to be scored."""
         events: list[Event] = [prefilled(sequence, None, None)]
-        self._intake.drop(sequence)
+        sequence.ends_with = last
         events.append(
             FinishedEvent(
                 seq=sequence.seq,

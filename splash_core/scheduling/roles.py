@@ -38,6 +38,10 @@ class RoleRules(Protocol):
         """Most tokens whose KV a sequence may ever hold here: what admission projects."""
         ...
 
+    def max_drawn(self, sampling: SamplingParams) -> int:
+        """Output tokens after which a sequence draws no more here."""
+        ...
+
 
 class PrefillRules:
     """A prompt is computed, kept until its pages are pushed, and released by the caller."""
@@ -50,6 +54,10 @@ class PrefillRules:
         del sampling
         return num_prompt
 
+    def max_drawn(self, sampling: SamplingParams) -> int:
+        """The first, if any."""
+        return min(sampling.max_tokens, 1)
+
 
 class DecodeRules:
     """A sequence arrives with its prompt cached; only preemption makes it compute it again."""
@@ -60,6 +68,10 @@ class DecodeRules:
     def held_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         """Prompt and all output."""
         return num_prompt + sampling.max_tokens
+
+    def max_drawn(self, sampling: SamplingParams) -> int:
+        """All of them."""
+        return sampling.max_tokens
 
 
 class CombinedRules(DecodeRules):

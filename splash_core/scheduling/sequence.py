@@ -1,7 +1,7 @@
 """One request inside a group, from admission to its last page; and the roster of all of them.
 
-Invariant: a sequence holds pages exactly in the states that `holds_pages` names, and
-`cached <= len(tokens)`: KV exists for a prefix of what is known.
+Invariant: a sequence holds pages exactly in the states that `holds_pages` names, and KV exists, or is under
+way, for a prefix of its tokens, of which the last ones may still be being drawn.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from splash_core.errors import InvariantBroken
-from splash_core.ids import PageId, RankId, RequestId, SeqId
+from splash_core.ids import PageId, RankId, RequestId, SeqId, StepId
 from splash_core.scheduling.step import TokenLogprobs
 from splash_core.spec.request import SamplingParams
 
@@ -41,9 +41,13 @@ class Sequence:
     num_prompt: int
     held_tokens: int
     """Most tokens whose KV it may ever hold in this group."""
+    max_drawn: int
+    """Output tokens, those drawn elsewhere included, after which this group draws no more."""
     state: SeqState = SeqState.WAITING
     cached: int = 0
-    """Tokens whose KV is in pages = position of the next row."""
+    """Tokens whose KV is in pages once all steps under way have ended = position of the next row."""
+    drawing: int = 0
+    """Tokens after the known ones that steps under way draw."""
     pages: list[PageId] = field(default_factory=list[PageId])
     owner: RankId = RankId(0)
     """Preferred owner, for layouts that put a history on one rank."""
@@ -54,23 +58,30 @@ class Sequence:
     prompt_reported: bool = False
     since: float = 0.0
     """When it came, seconds on the scheduler's clock; for audits."""
-    cancelled: bool = False
-    """Cancelled while a step that may use its pages is under way; dropped when the step ends."""
+    ends_with: StepId | None = None
+    """Finished or cancelled while steps were under way that may use its pages; dropped when this one, the
+    last of them, has ended."""
+
+    @property
+    def length(self) -> int:
+        """Tokens, those that are being drawn included."""
+        return len(self.tokens) + self.drawing
 
     @property
     def remaining(self) -> int:
-        """Known tokens without KV: rows it could run now."""
-        return len(self.tokens) - self.cached
+        """Rows it could run now; 0 when it runs none any more here, for the last token drawn needs no row."""
+        last = self.num_prompt + max(self.max_drawn, 1) - 1
+        return min(self.length, last) - self.cached
 
     @property
     def num_generated(self) -> int:
-        """Output tokens so far."""
+        """Output tokens that are known."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def decoding(self) -> bool:
-        """True when its next row is the last known token and that token was generated."""
-        return self.remaining == 1 and self.num_generated > 0
+        """True when its next row is its last token and that token is generated."""
+        return self.remaining == 1 and self.length > self.num_prompt
 
     @property
     def holds_pages(self) -> bool:
@@ -129,6 +140,10 @@ class Roster:
     def within(self, *states: SeqState) -> list[Sequence]:
         """Sequences in any of the states, oldest first."""
         return [sequence for sequence in self._sequences.values() if sequence.state in states]
+
+    def going_on(self, state: SeqState) -> list[Sequence]:
+        """Sequences in a state that have not ended, oldest first."""
+        return [sequence for sequence in self.within(state) if sequence.ends_with is None]
 
     def active(self) -> list[Sequence]:
         """Sequences that hold pages, oldest first."""

@@ -44,16 +44,35 @@ class TakenRows:
     num_pages: int
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """The one token that `step`, the step before, draws for the same sequence: so far only ranks know it."""
+
+    step: StepId
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStep:
-    """One sequence's rows in a step: tokens at positions `start … start+len(tokens)-1`."""
+    """One sequence's rows in a step: tokens at positions `start … end-1`."""
 
     seq: SeqId
     start: int
-    """Position of the first row = tokens whose KV is already cached."""
-    tokens: tuple[int, ...]
+    """Position of the first row = tokens whose KV is already cached, or will be by steps under way."""
+    tokens: tuple[int, ...] | DrawnToken
     sample: bool
     """True when the last row yields the next token (a decode row, or the last chunk)."""
+    before: tuple[int, ...] = ()
+    """Tokens right before `start` that mirrors lack, because ranks were given them as `DrawnToken`."""
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return 1 if isinstance(self.tokens, DrawnToken) else len(self.tokens)
+
+    @property
+    def end(self) -> int:
+        """Position after the last row."""
+        return self.start + self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +104,7 @@ class StepPlan:
     @property
     def num_rows(self) -> int:
         """Query tokens in this step, over all sequences."""
-        return sum(len(sequence.tokens) for sequence in self.sequences)
+        return sum(sequence.count for sequence in self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +139,7 @@ class StepTimes:
     """Wall times of one rank's step, in seconds."""
 
     total_s: float = 0.0
+    """From when the rank could begin with it, so not before the step before had ended, to its end."""
     switch_wait_s: float = 0.0
     """Time that computation waited for a manifest's transfers."""
 

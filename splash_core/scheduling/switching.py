@@ -8,7 +8,7 @@ run, and the returned manifest, with what was copied ahead of it, is the whole d
 from dataclasses import dataclass, replace
 
 from splash_core.errors import Conflict
-from splash_core.layout.layout import RULES, KvHistory, Layout, Matrices
+from splash_core.layout.layout import ORDINARY_ONLY, RULES, KvHistory, Layout, Matrices
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.mirror import Mirrors
@@ -132,8 +132,17 @@ class Switcher:
         self._wish = wish
         return None
 
+    @property
+    def waits_for_steps(self) -> bool:
+        """True when the next boundary may change more than rows, so that no step may be under way at it."""
+        if self._wish is None:
+            changes = self.ahead.layout is not None
+        else:
+            changes = not (self.copying and self._wish.mode is SwitchMode.PRECOPIED and self.ahead.carries_on)
+        return changes or self._relocator.has_work or self._can_make_way
+
     def at_boundary(self) -> Boundary:
-        """Carry out what is due between two steps."""
+        """Carry out what is due between two steps; beside a step under way only if it need not wait."""
         self._residency.table.settle()
         # Set by a deferred request, which is repeated at each boundary; without a repeat it lapses.
         self._residency.avoid_borrowed = self._waits_for_borrowed
@@ -179,10 +188,11 @@ class Switcher:
     def make_way(self) -> Boundary:
         """After the step's rows have their pages: let running sequences make way for a landing that waits.
 
-        To be called only when `at_boundary` has moved nothing.
+        To be called only when `at_boundary` has moved nothing and no step is under way.
         """
         residency, present = self._residency, self._present
-        wanted, residency.wanted_ordinary = residency.lack(residency.wanted_ordinary), {}
+        wanted = residency.lack(residency.wanted_ordinary)
+        self.pass_by()
         if not wanted or not residency.lent:
             return Boundary()
         youngest_first = reversed(self._roster.within(SeqState.RUNNING))
@@ -204,6 +214,18 @@ class Switcher:
             residency.table.apply(planned)
             residency.note_borrowed(tuple(move.page for move in planned.moves))
         return Boundary(manifest=planned)
+
+    def pass_by(self) -> None:
+        """Nobody makes way for a landing that waits: it asks again at the next boundary."""
+        self._residency.wanted_ordinary = {}
+
+    @property
+    def _can_make_way(self) -> bool:
+        """True when `make_way` may find something to do."""
+        residency = self._residency
+        wanted = residency.lack(residency.wanted_ordinary)
+        borrowed = {r: residency.free(r) - residency.table.free_slots(r, lent=ORDINARY_ONLY) for r in wanted}
+        return bool(wanted) and all(borrowed[rank] >= count for rank, count in wanted.items())
 
     def _plan(self, wish: _Wish) -> _Planned:
         """The first owner assignment that gives a manifest, else the last refusal."""
@@ -235,7 +257,7 @@ class Switcher:
             layout,
             self._present.epoch,
             tuple((page, table.is_pinned(page), table.row(page)) for page in table.pages),
-            tuple((s.seq, s.state, s.owner, len(s.tokens), len(s.pages)) for s in self._roster),
+            tuple((s.seq, s.state, s.owner, s.length, len(s.pages)) for s in self._roster),
         )
 
     def _may_pass(self, refusal: Refusal) -> bool:

@@ -40,8 +40,8 @@ def pair(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 @given(schedule=schedules(SHORT))
-def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
-    switched = pair.run(schedule)
+def test_switches_and_running_ahead_change_no_token(pair: Pair, schedule: Schedule) -> None:
+    switched = pair.run(schedule, ahead=True)
     unswitched = pair.run(schedule, switching=False)
     for index, ask in enumerate(schedule.asks):
         tokens, expected = switched.tokens[index], unswitched.tokens[index]

@@ -7,6 +7,7 @@ import torch
 
 from splash_core.attention.batch import build_batch
 from splash_core.engine.graphs import DecodeGraphs
+from splash_core.engine.output import StepOutput
 from splash_core.engine.static_backends import decode_graphs
 from splash_core.engine.switching import SwitchExecution
 from splash_core.layout.layout import Layout
@@ -26,7 +27,7 @@ class GraphEngine(LogitEngine):
     replays = 0
     graphs: DecodeGraphs | None = None
 
-    def _run_rows(self, plan: StepPlan, switch: SwitchExecution | None) -> tuple[tuple[()], tuple[()]]:
+    def _run_rows(self, plan: StepPlan, switch: SwitchExecution | None) -> StepOutput:
         if plan.num_rows > len(plan.sequences):
             return super()._run_rows(plan, switch)
         if self.graphs is None:
@@ -39,9 +40,9 @@ class GraphEngine(LogitEngine):
             num_ranks=1,
             page_size=self.ctx.arena.map.page_size,
         )
-        self.keep_logits(batch, self.graphs.logits(plan.layout, batch))
+        self.keep_logits(batch, self.graphs.logits(plan.layout, batch, self._drawn.fill))
         type(self).replays += 1
-        return (), ()
+        return StepOutput()
 
 
 @pytest.mark.parametrize("layout", Layout)

@@ -9,6 +9,7 @@ from splash_core.layout.layout import Layout, Matrix
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc import codec
 from splash_core.scheduling.step import (
+    DrawnToken,
     NewSequence,
     PromptLogprobs,
     SampledToken,
@@ -103,7 +104,14 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         sequences=tuple(
             draw(
                 st.lists(
-                    st.builds(SequenceStep, seq=SEQS, start=SMALL, tokens=tokens, sample=st.booleans()),
+                    st.builds(
+                        SequenceStep,
+                        seq=SEQS,
+                        start=SMALL,
+                        tokens=tokens | st.builds(DrawnToken, SMALL.map(StepId)),
+                        sample=st.booleans(),
+                        before=tokens,
+                    ),
                     max_size=3,
                 )
             )

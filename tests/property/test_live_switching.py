@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 
 NUM_SCHEDULES = 200
 NUM_VARIANT_SCHEDULES = 20
+NUM_AHEAD_SCHEDULES = 40
 AT_ONCE = (SwitchMode.BLOCKING, SwitchMode.OVERLAPPED)
 VARIANTS = tuple(layout for layout in Layout if layout not in STANDARD_LAYOUTS)
 
@@ -109,6 +110,22 @@ CROWDED = Schedule(
 @example(schedule=CROWDED)
 def test_switches_change_no_token(pair: Pair, schedule: Schedule) -> None:
     _check(pair, schedule)
+
+
+@settings(OFTEN, max_examples=NUM_AHEAD_SCHEDULES)
+@given(schedule=schedules(ORDINARY))
+@example(schedule=CROWDED)
+def test_running_one_step_ahead_changes_no_token(ranks: list[ThreadRanks], schedule: Schedule) -> None:
+    """Penalties and seeds included: what a row draws only ranks know when its next row is sent."""
+    pair = pair_of(ranks)
+    ahead, plain = pair.run(schedule, ahead=True), pair.run(schedule, switching=False)
+    for index, ask in enumerate(schedule.asks):
+        both = len(plain.tokens[index])
+        if ask.cancelled is None:
+            assert ahead.finished[index] == plain.finished[index]
+        else:
+            both = min(both, len(ahead.tokens[index]))
+        assert ahead.tokens[index][:both] == plain.tokens[index][:both]
 
 
 def test_evacuations_and_recomputations_change_no_token(ranks: list[ThreadRanks]) -> None:

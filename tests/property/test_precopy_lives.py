@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
@@ -59,16 +60,6 @@ class AheadLife(Life):
         self.seen["called off"] += copying and layout is scheduler.layout
 
     @override
-    def step(self) -> None:
-        if self.group.plan is None and not self.begin():
-            return
-        self.group.end()
-
-    @override
-    def half_step(self) -> None:
-        if self.group.plan is None:
-            self.begin()
-
     def begin(self) -> bool:
         scheduler = self.group.scheduler
         ahead = scheduler._parts.residency.table.ahead
@@ -76,11 +67,12 @@ class AheadLife(Life):
         copies = sum(ahead.count(RankId(rank)) for rank in range(self.group.arena.num_ranks))
         # Looking at everything settles what a switch has turned, so some steps are looked at later.
         self.group.watched = self.rng.random() < 0.5
-        begun = self.group.begin()
-        plan = self.group.plan
-        if plan is None:
-            return begun
+        behind = bool(self.group.sent)
+        if not self.group.begin():
+            return False
+        plan = self.group.sent[-1].plan
         if plan.precopy is not None:
+            self.seen["one step ahead"] += behind
             self.seen["pages"] += len(plan.precopy.moves)
             self.seen["weights"] += bool(plan.precopy.weight_layers)
             self.seen["beside a manifest"] += plan.manifest is not None
@@ -90,7 +82,7 @@ class AheadLife(Life):
             self.seen[plan.mode] += 1
             if twin is not None:
                 self._compare(twin, plan.manifest, copies)
-        return begun
+        return True
 
     def _compare(self, twin: GroupScheduler, manifest: SwitchManifest, copies: int) -> None:
         """The committed table is the one that a switch without copies ahead gives, up to slot numbers."""
@@ -116,7 +108,7 @@ class AheadLife(Life):
         self.seen["saved moves"] += copies > 0 and len(manifest.moves) < len(plan.manifest.moves)
 
 
-def ahead_life(seed: int, role: Role) -> AheadLife:
+def ahead_life(seed: int, role: Role, *, one_step: bool) -> AheadLife:
     rng = Random(seed)
     num_ranks = rng.randint(1, 4)
     arena = arena_of(
@@ -135,11 +127,12 @@ def ahead_life(seed: int, role: Role) -> AheadLife:
         admission_overcommit=rng.choice([1.0, 1.0, 2.0, 10.0]),
         precopy_bytes_per_step=arena.slot_bytes * rng.choice([1, 1, 2, 5]),
     )
-    return AheadLife(rng, group, role, rng.choice([0.5, 1.5]))
+    return AheadLife(rng, group, role, rng.choice([0.5, 1.5]), ahead=one_step)
 
 
-def live(seed: int, role: Role, *, ticks: int = 120) -> AheadLife:
-    life = ahead_life(seed, role)
+def live(seed: int, role: Role, *, ticks: int = 120, one_step: bool = False) -> AheadLife:
+    """With `one_step`, steps are planned one ahead of the ranks."""
+    life = ahead_life(seed, role, one_step=one_step)
     for _ in range(ticks):
         life.tick()
     life.drain()
@@ -166,13 +159,22 @@ def test_decode_group(seed: int) -> None:
     live(seed, Role.DECODE)
 
 
-def test_random_lives_reach_what_they_are_for() -> None:
+@pytest.mark.parametrize("role", Role)
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS)
+def test_one_step_ahead(role: Role, seed: int) -> None:
+    live(seed, role, one_step=True)
+
+
+@pytest.mark.parametrize("one_step", [False, True])
+def test_random_lives_reach_what_they_are_for(one_step: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in range(25):
         for role in (Role.COMBINED, Role.DECODE):
-            life = live(seed, role)
+            life = live(seed, role, one_step=one_step)
             seen += life.seen
             seen["fallback"] += sum(bool(event.fallback) for event in life.group.switched)
             seen["refused"] += len(life.group.refused)
     expected = {"pages", "weights", "called off", "with copies", "compared", "saved moves", "fallback"}
+    expected |= {"one step ahead"} if one_step else set()
     assert expected <= {name for name, count in seen.items() if count}, seen

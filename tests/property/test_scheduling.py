@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,8 @@ class Life:
     role: Role
     switching: float
     """How often switches are asked for."""
+    ahead: bool = False
+    """Whether steps are planned beside one under way."""
     open: list[Grant] = field(default_factory=list)
     """Leases without a writer."""
     claimed: list[tuple[Grant, list[LandingPage]]] = field(default_factory=list)
@@ -38,7 +41,7 @@ class Life:
 
     def tick(self) -> None:
         actions = [self.arrive, self.step, self.half_step, self.switch, self.cancel, self.hand_over]
-        self.rng.choices(actions, weights=[4, 6, 2, self.switching, 1, 3])[0]()
+        self.rng.choices(actions, weights=[4, 6, 4 if self.ahead else 2, self.switching, 1, 3])[0]()
 
     def arrive(self) -> None:
         rng, limit = self.rng, self.group.scheduler.max_request_tokens
@@ -76,14 +79,18 @@ class Life:
         )
 
     def step(self) -> None:
-        if self.group.plan is None and not self.group.begin():
+        if self.group.plan is None and not self.begin():
             return
         self.group.end()
 
     def half_step(self) -> None:
         """Leaves a step under way, so that what follows happens while ranks are busy."""
-        if self.group.plan is None:
-            self.group.begin()
+        if len(self.group.sent) < 1 + self.ahead:
+            self.begin()
+
+    def begin(self) -> bool:
+        """Plan a step."""
+        return self.group.begin()
 
     def switch(self) -> None:
         layout, mode = self.rng.choice(list(Layout)), self.rng.choice(list(SwitchMode))
@@ -181,10 +188,10 @@ class Life:
 
     def drain(self) -> None:
         """Everything admitted finishes, in bounded time, whatever the layout."""
-        if self.group.plan is not None:
+        while self.group.sent:
             self.group.end()
         for _ in range(100):
-            self.group.run()
+            self.group.run(ahead=self.ahead)
             for grant in list(self.open):
                 self.group.claim(grant)
                 self.claimed.append((grant, list(grant.pages)))
@@ -225,7 +232,7 @@ class Life:
         ]
 
 
-def life_of(seed: int, role: Role) -> Life:
+def life_of(seed: int, role: Role, *, ahead: bool = False) -> Life:
     rng = Random(seed)
     num_ranks = rng.randint(1, 4)
     arena = arena_of(
@@ -246,11 +253,11 @@ def life_of(seed: int, role: Role) -> Life:
         admission_overcommit=rng.choice([1.0, 2.0, 10.0]),
         precopy_bytes_per_step=arena.slot_bytes * rng.choice([1, 1, 3, 100]),
     )
-    return Life(rng, group, role, rng.choice([0.2, 1.0, 3.0]))
+    return Life(rng, group, role, rng.choice([0.2, 1.0, 3.0]), ahead=ahead)
 
 
-def live(seed: int, role: Role, *, ticks: int = 100) -> Life:
-    life = life_of(seed, role)
+def live(seed: int, role: Role, *, ticks: int = 100, ahead: bool = False) -> Life:
+    life = life_of(seed, role, ahead=ahead)
     for _ in range(ticks):
         life.tick()
     life.drain()
@@ -274,3 +281,11 @@ def test_prefill_group(seed: int) -> None:
 @given(SEEDS)
 def test_decode_group(seed: int) -> None:
     live(seed, Role.DECODE)
+
+
+@pytest.mark.parametrize("role", Role)
+@settings(max_examples=120, deadline=None)
+@given(seed=SEEDS)
+def test_one_step_ahead(role: Role, seed: int) -> None:
+    """The same lives with a second step planned and sent before the first is back."""
+    live(seed, role, ahead=True)

@@ -17,6 +17,7 @@ from splash_core.layout.layout import Layout
 from splash_core.scheduling.leases import Grant
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import SeqState
+from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.handoff import HandoffWrite, plan_handoff
 from splash_core.switch.manifest import SwitchMode
@@ -66,7 +67,7 @@ class Pair:
 
     def tick(self) -> None:
         actions = [self.arrive, self.run_prefill, self.run_decode, self.copy, self.switch, self.cancel]
-        self.rng.choices([*actions, self.preempt], weights=[3, 4, 3, 4, 1, 0.4, 0.3])[0]()
+        self.rng.choices([*actions, self.preempt], weights=[3, 4, 3, 4, 2, 0.4, 0.3])[0]()
 
     def arrive(self) -> None:
         rng = self.rng
@@ -84,16 +85,16 @@ class Pair:
             self.prompts[grant.seq] = (prompt, sampling)
 
     def run_prefill(self) -> None:
-        """One step; what it fills is ordered before it runs."""
+        """One step, perhaps with the next one sent behind it; what they fill is ordered before they run."""
         self.order()
-        if not self.prefill.begin():
-            return
-        assert self.prefill.plan is not None
-        step = self.prefill.plan.step
-        if self.rng.random() < 0.8:
-            self.order()
-        self.prefill.end()
-        self.executed = step
+        sent = self.prefill.sent
+        while len(sent) < MOST_UNDER_WAY and (not sent or self.rng.random() < 0.5) and self.prefill.begin():
+            if self.rng.random() < 0.8:
+                self.order()
+        if sent:
+            step = sent[0].plan.step
+            self.prefill.end()
+            self.executed = step
 
     def run_decode(self) -> None:
         self.decode.step()
@@ -112,7 +113,7 @@ class Pair:
         """As for an older prompt after a switch into a layout that holds less; pushes may be under way."""
         parts = self.prefill.scheduler._parts
         victims = parts.roster.within(SeqState.RUNNING)
-        if victims:
+        if victims and not self.prefill.sent:
             parts.residency.preempt(self.rng.choice(victims))
             self.prefill.scheduler.check_integrity()
 
@@ -120,14 +121,15 @@ class Pair:
         """Order pushes of all that may leave now."""
         book = self.prefill.scheduler.pushes
         for transfer in self.transfers:
-            outgoing = None if transfer.gone else book.outgoing(transfer.prefill)
+            outgoing = None if transfer.gone else book.outgoing(transfer.prefill, first=transfer.ordered)
             if outgoing is None:
                 continue
             if outgoing.run != transfer.run:
                 transfer.run, transfer.renewing = outgoing.run, bool(transfer.ordered) or transfer.renewing
             if transfer.renewing and not transfer.pushes:
                 self.renew(transfer)
-            if transfer.gone or transfer.renewing or outgoing.pages <= transfer.ordered:
+                continue
+            if transfer.renewing or outgoing.pages <= transfer.ordered:
                 continue
             first, transfer.ordered = transfer.ordered, outgoing.pages
             number, pages = book.begin(
@@ -230,7 +232,8 @@ class Pair:
             before = len(self.prefill.plans) + len(self.decode.plans)
             self.run_prefill()
             self.run_decode()
-            if len(self.prefill.plans) + len(self.decode.plans) == before and not self.transfers:
+            idle = len(self.prefill.plans) + len(self.decode.plans) == before
+            if idle and not self.transfers and not self.prefill.sent:
                 return
         raise AssertionError("a handoff never ends")
 
@@ -242,7 +245,7 @@ def _pair(rng: Random) -> Pair:
             layout=rng.choice(list(Layout)),
             arena=arena_of(
                 num_ranks=rng.randint(1, 3),
-                ordinary=rng.choice([3, 8, 20]),
+                ordinary=rng.choice([3, 8, 30]),
                 borrowed=rng.choice([0, 5]),
                 page_size=PAGE_SIZE,
             ),

@@ -48,6 +48,9 @@ class FakeEvent:
     def synchronize(self) -> None:
         assert self.time is not None
 
+    def query(self) -> bool:
+        return self.time is not None
+
 
 class FakeGpu(Gpu):
     """One compute stream, tracks, and a link that carries one exchange at a time. The host takes no time."""

@@ -9,12 +9,13 @@ users gives a failed assertion or a wrong token, and an unswitched run gives the
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from splash_core.ids import Epoch, RankId, SeqId
+from splash_core.ids import Epoch, RankId, SeqId, StepId
 from splash_core.layout.homes import RowsOfSequence, assign_homes
 from splash_core.layout.layout import RULES, KvHistory, Layout, Matrices
 from splash_core.layout.ownership import NO_SLOT
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.step import (
+    DrawnToken,
     PromptLogprobs,
     SampledToken,
     SequenceStep,
@@ -66,6 +67,10 @@ class Mirror:
     tokens: list[int]
     num_prompt: int
     sampling: SamplingParams
+    told: int = 0
+    """Tokens that the leader has told; the others were drawn here."""
+    drew: tuple[StepId, int, int] | None = None
+    """The latest draw: its step, the position and the token."""
     table: list[tuple[int, ...]] = field(default_factory=list)
     to_come: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -93,6 +98,8 @@ class FakeRanks:
             self.epoch = manifest.epoch
         assert (plan.layout, plan.epoch) == (self.layout, self.epoch)
         self._apply_mirrors(plan)
+        for rows in plan.sequences:
+            self._take_tokens(rows, plan.step)
         self._check_slots_distinct(plan)
         received, copied = [0] * self.arena.num_ranks, [0] * self.arena.num_ranks
         # Beside the rows: before them or after them must be the same.
@@ -152,7 +159,10 @@ class FakeRanks:
         for new in plan.started:
             assert new.seq not in self.mirrors, "started twice"
             self.mirrors[new.seq] = Mirror(
-                tokens=list(new.tokens), num_prompt=new.num_prompt, sampling=new.sampling
+                tokens=list(new.tokens),
+                num_prompt=new.num_prompt,
+                sampling=new.sampling,
+                told=len(new.tokens),
             )
         for rows in plan.taken:
             mirror = self.mirrors[rows.seq]
@@ -166,6 +176,30 @@ class FakeRanks:
             table = self.mirrors[update.seq].table
             assert update.first_page <= len(table), "a gap in a table"
             table[update.first_page :] = update.slots
+
+    def _take_tokens(self, rows: SequenceStep, step: StepId) -> None:
+        """What the plan tells of a history, and what it says that the ranks know by themselves."""
+        mirror = self.mirrors[rows.seq]
+        assert rows.count > 0, "a sequence without rows"
+        # Told is told once, in order, and only what was drawn here.
+        first = rows.start - len(rows.before)
+        assert not rows.before or first == mirror.told, "tokens told twice, or a gap"
+        assert list(rows.before) == mirror.tokens[first : rows.start], "a draw told otherwise than drawn"
+        mirror.told += len(rows.before)
+        assert mirror.told >= rows.start, "a token that mirrors lack"
+        tokens: tuple[int, ...]
+        if isinstance(rows.tokens, DrawnToken):
+            assert mirror.drew is not None, "a draw that never was"
+            drawn_in, position, token = mirror.drew
+            assert (drawn_in, position) == (rows.tokens.step, rows.start), "a draw of another step"
+            assert drawn_in == step - 1, "a draw of a step that is over"
+            tokens = (token,)
+        else:
+            tokens = rows.tokens
+            mirror.told = max(mirror.told, rows.end)
+        known = mirror.tokens[rows.start : rows.end]
+        assert list(tokens[: len(known)]) == known, "rows do not continue the history"
+        mirror.tokens[rows.start : rows.end] = tokens
 
     def _check_slots_distinct(self, plan: StepPlan) -> None:
         """No slot has two users among the sequences that run, and none lies under weights."""
@@ -231,12 +265,7 @@ class FakeRanks:
             received[move.dst] += (move.src != move.dst) * len(layers)
 
     def _write_rows(self, step: SequenceStep, layer: int) -> None:
-        mirror = self.mirrors[step.seq]
-        end = step.start + len(step.tokens)
-        assert step.tokens, "a sequence without rows"
-        known = mirror.tokens[step.start : end]
-        assert list(step.tokens[: len(known)]) == known, "rows do not continue the history"
-        mirror.tokens[step.start : end] = step.tokens
+        mirror, end = self.mirrors[step.seq], step.end
         chain = digests(mirror.tokens[:end])
         size = self.arena.page_size
         pages = mirror.table[: -(-end // size)]
@@ -272,10 +301,9 @@ class FakeRanks:
         size = self.arena.page_size
         shapes = []
         for step in plan.sequences:
-            end = step.start + len(step.tokens)
-            touched = self.mirrors[step.seq].table[step.start // size : (end - 1) // size + 1]
+            touched = self.mirrors[step.seq].table[step.start // size : (step.end - 1) // size + 1]
             holders = tuple(RankId(_copies(page)[0][0]) for page in touched)
-            shapes.append(RowsOfSequence(start=step.start, count=len(step.tokens), page_holders=holders))
+            shapes.append(RowsOfSequence(start=step.start, count=step.count, page_holders=holders))
         homes = assign_homes(
             RULES[plan.layout].history, shapes, num_ranks=self.arena.num_ranks, page_size=size
         )
@@ -286,8 +314,9 @@ class FakeRanks:
                 first = step.start + run.first
                 chain = digests(mirror.tokens[: first + run.count])
                 scores[rank].extend(self._scores(step.seq, mirror, chain, first, run.count))
-                if step.sample and run.first + run.count == len(step.tokens):
+                if step.sample and run.first + run.count == step.count:
                     token = token_after(chain[-1])
+                    mirror.drew = plan.step, step.end, token
                     logprob = None
                     if mirror.sampling.logprobs is not None:
                         logprob = TokenLogprobs(token=token, logprob=-1.0)

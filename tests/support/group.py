@@ -28,7 +28,8 @@ from splash_core.scheduling.events import (
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.leases import Grant
 from splash_core.scheduling.roles import Role
-from splash_core.scheduling.step import StepPlan, TokenLogprobs
+from splash_core.scheduling.step import DrawnToken, StepPlan, StepResult, TokenLogprobs
+from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.handoff import HandoffWrite
@@ -67,11 +68,14 @@ class Group:
         self.last_plan: StepPlan | None = None
         """What the last call of `step` executed."""
         self._started: set[SeqId] = set()
+        self._late: deque[list[StepResult]] = deque()
+        """Results of steps that the scheduler has not heard of."""
 
     def reset(self, layout: Layout, config: SchedulerConfig) -> None:
         """Fresh scheduler, arenas as after loading."""
         self.ranks.ask(layout)
         self._started = set()
+        self._late.clear()
         self.scheduler = GroupScheduler(
             spec=self.spec, arena=self.arena, layout=layout, config=config, clock=lambda: 0.0
         )
@@ -83,6 +87,20 @@ class Group:
             return self.scheduler.take_events()
         self._look_at(plan)
         events = self.scheduler.complete(self.ranks.ask(plan))
+        self.scheduler.check_integrity()
+        return events
+
+    def step_ahead(self) -> tuple[Event, ...]:
+        """As a leader that runs one step ahead: ranks have the next step before it hears of this one."""
+        while len(self._late) < MOST_UNDER_WAY and (plan := self.scheduler.next_plan()) is not None:
+            self._look_at(plan)
+            self.seen["ahead"] += len(self._late)
+            self.seen["tokens ahead"] += any(isinstance(rows.tokens, DrawnToken) for rows in plan.sequences)
+            self._late.append(self.ranks.ask(plan))
+            self.scheduler.check_integrity()
+        if not self._late:
+            return self.scheduler.take_events()
+        events = self.scheduler.complete(self._late.popleft())
         self.scheduler.check_integrity()
         return events
 
@@ -161,7 +179,9 @@ class Pair:
     def __init__(self, prefill: Group, decode: Group) -> None:
         self.prefill, self.decode = prefill, decode
 
-    def run(self, schedule: Schedule, *, switching: bool = True, max_ticks: int = 2000) -> Outcome:
+    def run(
+        self, schedule: Schedule, *, switching: bool = True, ahead: bool = False, max_ticks: int = 2000
+    ) -> Outcome:
         """Play a schedule to its end; afterwards neither group may hold a page."""
         for group, role, layout in (
             (self.prefill, Role.PREFILL, schedule.layouts[0]),
@@ -179,11 +199,12 @@ class Pair:
                     precopy_bytes_per_step=1,
                 ),
             )
-        return _Play(self, schedule, switching).run(max_ticks)
+        return _Play(self, schedule, switching, ahead).run(max_ticks)
 
 
 class _Play:
-    def __init__(self, pair: Pair, schedule: Schedule, switching: bool) -> None:
+    def __init__(self, pair: Pair, schedule: Schedule, switching: bool, ahead: bool) -> None:
+        self._ahead = ahead
         self._groups = {Role.PREFILL: pair.prefill, Role.DECODE: pair.decode}
         self._prefill, self._decode = pair.prefill, pair.decode
         self._schedule = schedule
@@ -202,7 +223,7 @@ class _Play:
             for event in self._handovers.copy():
                 self._on_event(Role.DECODE, event)
             for role, group in self._groups.items():
-                for event in group.step():
+                for event in group.step_ahead() if self._ahead else group.step():
                     self._on_event(role, event)
             self._handovers.order()
             if tick > self._last_tick and not self._turns and not self._busy():

@@ -67,15 +67,18 @@ class Handovers:
     def order(self) -> None:
         """Order pushes of what is whole now."""
         for handover in self.open.values():
-            outgoing = None if handover.gone else self._prefill.pushes.outgoing(handover.seq)
+            outgoing = (
+                None if handover.gone else self._prefill.pushes.outgoing(handover.seq, first=handover.ordered)
+            )
             if outgoing is None:
                 continue
             if outgoing.run != handover.run:
                 if handover.pushes:
                     continue  # not before the pushes of the computation before are over
+                handover.run = outgoing.run
                 if handover.ordered:
                     self._renew(handover)
-                handover.run, handover.ordered = outgoing.run, 0
+                    continue
             if outgoing.pages > handover.ordered:
                 first, handover.ordered = handover.ordered, outgoing.pages
                 push, pages = self._prefill.pushes.begin(
@@ -105,6 +108,7 @@ class Handovers:
 
     def _renew(self, handover: Handover) -> None:
         handover.attempt += 1
+        handover.ordered = 0
         handover.written.clear()
         self.renewed += 1
         self._decode.claim(handover.grant.lease, **handover.keys)  # type: ignore[arg-type]

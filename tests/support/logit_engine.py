@@ -14,6 +14,7 @@ from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
 from splash_core.engine.decoder import hidden_rows, home_logits
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.output import StepOutput
 from splash_core.engine.stream_lane import Gpu
 from splash_core.engine.switching import SwitchExecution
 from splash_core.ids import SeqId
@@ -35,7 +36,7 @@ class LogitEngine(RankEngine):
         self.rows_per_rank: int | None = None
         """Pad decode steps to this."""
 
-    def _run_rows(self, plan: StepPlan, switch: SwitchExecution | None) -> tuple[tuple[()], tuple[()]]:
+    def _run_rows(self, plan: StepPlan, switch: SwitchExecution | None) -> StepOutput:
         batch = build_batch(
             plan,
             self._mirrors.tables(),
@@ -48,7 +49,7 @@ class LogitEngine(RankEngine):
         attention = create_attention(plan.layout, self.ctx, batch)
         wait = _no_wait if switch is None else switch.wait_layer
         self.keep(batch, hidden_rows(self.ctx, batch, attention, wait))
-        return (), ()
+        return StepOutput()
 
     def keep(self, batch: Batch, hidden: torch.Tensor) -> None:
         """Add the logits of the home rows' hidden states to `rows`."""

@@ -1,10 +1,12 @@
 """A scheduler and its symbolic ranks, with what tests compare: tokens per request, ends, switches."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from splash_core.ids import Incarnation, RequestId, SeqId
 from splash_core.layout.layout import Layout
+from splash_core.layout.ownership import PageCopy, PageTable
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import (
@@ -19,6 +21,7 @@ from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.leases import Completion, Grant, Written, handoff_checksum
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.step import StepPlan
+from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import Family, ModelSpec, RopeKind, RopeSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.handoff import LandingPage
@@ -76,6 +79,15 @@ class Request:
         assert self.finished.num_generated == len(output) + (stop is not None)
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A step under way, which the ranks have not begun with yet: the worst that can happen to it."""
+
+    plan: StepPlan
+    touched: tuple[PageCopy, ...]
+    """What its rows and its copies ahead may read or write."""
+
+
 class ToyGroup:
     """One group on symbols. Checks integrity after every call."""
 
@@ -102,10 +114,20 @@ class ToyGroup:
         self.requests: dict[SeqId, Request] = {}
         self.switched: list[SwitchedEvent] = []
         self.refused: list[SwitchRefusedEvent] = []
-        self.plan: StepPlan | None = None
+        self.sent: deque[Sent] = deque()
         self.plans: list[StepPlan] = []
         self.watched = True
         """Check integrity between a plan and its results too."""
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """The oldest step under way."""
+        return self.sent[0].plan if self.sent else None
+
+    @property
+    def table(self) -> PageTable:
+        """The scheduler's page table, to look at."""
+        return self.scheduler._parts.residency.table
 
     def add(self, prompt: Sequence[int], sampling: SamplingParams) -> SeqId:
         seq = self.scheduler.add(RequestId(f"r{len(self.requests)}"), prompt, sampling)
@@ -117,6 +139,12 @@ class ToyGroup:
         grant = self.scheduler.reserve(RequestId(f"r{len(self.requests)}"), prompt, sampling)
         if grant is not None:
             self.requests[grant.seq] = Request(tuple(prompt), sampling)
+            granted = {(page.rank, page.slot) for page in grant.pages}
+            for sent in self.sent:
+                moves = () if sent.plan.manifest is None else sent.plan.manifest.moves
+                touched = {(copy.rank, copy.slot) for copy in sent.touched}
+                touched |= {(move.src, move.src_slot) for move in moves}
+                assert not touched & granted, "a lease on what a step under way touches"
         self.scheduler.check_integrity()
         return grant
 
@@ -156,28 +184,44 @@ class ToyGroup:
         self.scheduler.check_integrity()
 
     def begin(self) -> bool:
-        """Plan a step; False when there is nothing to run."""
+        """Plan a step, perhaps beside one under way; False when there is nothing to run (yet)."""
         ended = {
             seq
             for seq, request in self.requests.items()
             if request.finished or request.cancelled or request.released
         }
-        self.plan = self.scheduler.next_plan()
+        plan = self.scheduler.next_plan()
         if self.watched:
             self.scheduler.check_integrity()
-        if self.plan is None:
+        if plan is None:
             self.take(self.scheduler.take_events())
             return False
-        self.plans.append(self.plan)
-        gone = self.ranks.mirrors.keys() & ended
-        assert gone <= set(self.plan.finished), "ranks keep sequences that have ended"
+        self.plans.append(plan)
+        if self.sent:
+            assert plan.manifest is None, "a manifest ahead of a step's end"
+        else:
+            gone = self.ranks.mirrors.keys() & ended
+            assert gone <= set(plan.finished), "ranks keep sequences that have ended"
+        self.sent.append(Sent(plan, self._touched(plan)))
         return True
 
+    def _touched(self, plan: StepPlan) -> tuple[PageCopy, ...]:
+        table, roster = self.table, self.scheduler._parts.roster
+        pages = [page for rows in plan.sequences for page in roster.get(rows.seq).pages]
+        moves = () if plan.precopy is None else plan.precopy.moves
+        copies = [copy for page in pages for copy in table.copies(page)]
+        copies += [
+            PageCopy(move.dst, move.dst_slot, table.pools[move.dst].generation(move.dst_slot))
+            for move in moves
+        ]
+        return (*copies, *(copy for move in moves for copy in table.copies(move.page)))
+
     def end(self) -> tuple[Event, ...]:
-        """Run the planned step and complete it."""
-        assert self.plan is not None
-        results = self.ranks.step(self.plan)
-        self.plan = None
+        """Run the oldest step under way and complete it."""
+        sent = self.sent.popleft()
+        stale = [copy for copy in sent.touched if not self.table.is_current(copy)]
+        assert not stale, "what a step under way touches has changed hands"
+        results = self.ranks.step(sent.plan)
         events = self.scheduler.complete(results)
         self.take(events)
         return events
@@ -185,10 +229,16 @@ class ToyGroup:
     def step(self) -> tuple[Event, ...] | None:
         return self.end() if self.begin() else None
 
-    def run(self, limit: int = 3000) -> None:
+    def step_ahead(self) -> tuple[Event, ...] | None:
+        """As a leader that is one step ahead: fill up, then wait for the oldest step."""
+        while len(self.sent) < MOST_UNDER_WAY and self.begin():
+            pass
+        return self.end() if self.sent else None
+
+    def run(self, limit: int = 3000, *, ahead: bool = False) -> None:
         """Steps until nothing is left to run."""
         for _ in range(limit):
-            if self.step() is None:
+            if (self.step_ahead() if ahead else self.step()) is None:
                 return
         raise AssertionError(f"still busy after {limit} steps: livelock")
 

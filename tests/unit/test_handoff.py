@@ -111,8 +111,9 @@ class Book:
         self.open: set[int] = set()
         self._count = 0
 
-    def outgoing(self, seq: SeqId) -> Outgoing | None:
+    def outgoing(self, seq: SeqId, *, first: int) -> Outgoing | None:
         assert seq == SEQ
+        assert first <= PAGES
         return Outgoing(run=self.run, pages=self.pages) if self.pages else None
 
     def begin(self, seq: SeqId, *, first: int, end: int, lease: str) -> tuple[int, PushedPages]:

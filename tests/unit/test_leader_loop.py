@@ -1,7 +1,7 @@
 """The leader's loop over engines in this process: no idle steps, no lost request, no hang at the end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,7 @@ import pytest
 from splash_core.config import GroupSettings
 from splash_core.engine.fake import FakeEngine, fake_token
 from splash_core.errors import ConfigError, GroupFailed, Infeasible, InvariantBroken, SplashError, Unavailable
-from splash_core.ids import RankId, RequestId
+from splash_core.ids import RankId, RequestId, StepId
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.build import GroupBlueprint, draw_blueprint
 from splash_core.leader.leader import GroupCondition, GroupLeader
@@ -38,6 +38,8 @@ class Ranks:
         ]
         self._failed: asyncio.Future[GroupFailed] = asyncio.get_running_loop().create_future()
         self.steps: list[StepPlan] = []
+        self.num_finished = 0
+        self.most_under_way = 0
         self.hang = asyncio.Event()
         self.hang.set()
 
@@ -52,17 +54,20 @@ class Ranks:
         if not self._failed.done():
             self._failed.set_result(GroupFailed(cause))
 
-    async def step(
-        self, plan: StepPlan, *, timeout_s: float, meanwhile: Callable[[], None]
-    ) -> tuple[StepResult, ...]:
-        del timeout_s
+    async def begin(self, plan: StepPlan) -> None:
         self.steps.append(plan)
-        meanwhile()
+        self.most_under_way = max(self.most_under_way, len(self.steps) - self.num_finished)
+
+    async def finish(self, step: StepId, *, timeout_s: float) -> tuple[StepResult, ...]:
+        del timeout_s
+        plan = self.steps[self.num_finished]
+        assert plan.step == step, "steps end in the order in which they were sent"
         hang = asyncio.ensure_future(self.hang.wait())
         await asyncio.wait({hang, self._failed}, return_when=asyncio.FIRST_COMPLETED)
         hang.cancel()
         if self.failure is not None:
             raise self.failure
+        self.num_finished += 1
         return tuple(engine.step(plan) for engine in self._engines)
 
 
@@ -166,7 +171,7 @@ def test_a_dead_rank_is_told_to_every_open_request_and_wish(tiny_v3: Path) -> No
         async with _running(tiny_v3) as (leader, ranks, part):
             ranks.hang.clear()
             streams = [_add(leader, tuple(range(5 + i)), f"r{i}")[1] for i in range(3)]
-            wish = leader.steering.set_layout(Layout.DP, SwitchMode.BLOCKING, hold_s=60)
+            wish = leader.steering.set_layout(Layout.CP, SwitchMode.BLOCKING, hold_s=60)
             await asyncio.sleep(0.01)
             ranks.fail("rank 1 was killed by SIGKILL")
             for stream in streams:
@@ -291,12 +296,10 @@ def test_a_plan_that_the_engines_reject_ends_the_group(tiny_v3: Path) -> None:
     async def scenario() -> None:
         async with _running(tiny_v3) as (leader, ranks, _):
 
-            async def wrong(
-                plan: StepPlan, *, timeout_s: float, meanwhile: Callable[[], None]
-            ) -> tuple[StepResult, ...]:
+            async def wrong(step: StepId, *, timeout_s: float) -> tuple[StepResult, ...]:
                 raise InvariantBroken("rows do not continue the history")
 
-            ranks.step = wrong  # type: ignore[method-assign]
+            ranks.finish = wrong  # type: ignore[method-assign]
             _, stream = _add(leader, (1, 2, 3))
             with pytest.raises(GroupFailed, match="do not continue"):
                 await asyncio.wait_for(stream.next(), 2)

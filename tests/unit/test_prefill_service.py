@@ -13,7 +13,8 @@ from splash_core.errors import GroupFailed, SplashError, Unavailable
 from splash_core.ids import RankId, RequestId, SeqId, SlotId, StepId
 from splash_core.layout.ownership import PageCopy
 from splash_core.leader.build import GroupBlueprint
-from splash_core.leader.leader import GroupLeader, Stream
+from splash_core.leader.leader import GroupLeader
+from splash_core.leader.streams import Stream
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
 from splash_core.rpc.codec import sampling_to_pb
 from splash_core.scheduling.events import PrefilledEvent
@@ -42,7 +43,7 @@ class Leader:
             count=lambda state: 0,
             add=self._add,
             pushes=SimpleNamespace(
-                outgoing=lambda seq: Outgoing(run=1, pages=1),
+                outgoing=lambda seq, first: Outgoing(run=1, pages=1),
                 begin=self._begin,
                 end=self.ended.append,
             ),

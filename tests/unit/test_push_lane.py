@@ -12,6 +12,7 @@ from splash_core.engine.progress import StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.rank_process import run_steps
+from splash_core.engine.running import EndedStep
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, RankId, StepId
 from splash_core.layout.layout import Layout
@@ -42,7 +43,7 @@ class SlowEngine:
         self.may_end = threading.Event()
         self.may_compute = [threading.Event() for _ in range(ARENA.num_layers)]
 
-    def step(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> EndedStep:
         self.progress.begin(plan.step)
         self.started.set()
         for layers, may in enumerate(self.may_compute, 1):
@@ -50,7 +51,7 @@ class SlowEngine:
             self.progress.reached(layers)
         assert self.may_end.wait(WITHIN_S)
         self.progress.end()
-        return StepResult(step=plan.step, rank=RANK)
+        return EndedStep(StepResult(step=plan.step, rank=RANK))
 
 
 @dataclass

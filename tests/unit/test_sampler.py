@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from splash_core.errors import InvariantBroken
+from splash_core.model.adjust import SampleRow
+from splash_core.model.logprobs import start_logprobs
 from splash_core.model.noise import gumbel, row_key, uniform
-from splash_core.model.sampler import Sampled, SampleRow, sample, token_logprobs
+from splash_core.model.sampler import Sampled, draw
 from splash_core.spec.request import SamplingParams
 
 VOCAB = 37
@@ -26,6 +28,10 @@ def row(
     position: int = 5, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = (4, 4), **params: Any
 ) -> SampleRow:
     return SampleRow(params=SamplingParams(**params), position=position, prompt=prompt, output=output)
+
+
+def sample(values: Tensor, rows: Sequence[SampleRow]) -> Sampled:
+    return draw(values, rows).read()
 
 
 def reference_token(values: list[float], item: SampleRow) -> int:
@@ -245,15 +251,17 @@ def test_logprobs_are_of_the_unmodified_distribution() -> None:
 
 def test_prompt_logprobs() -> None:
     values = logits(4)
-    entries = token_logprobs(values, [3, 0, 36, 8], 2)
+    tokens = torch.tensor([3, 0, 36, 8])
+    entries = start_logprobs(values, tokens, 2).read([2, 2, 2, 2])
     want = torch.log_softmax(values, dim=-1)
     assert [entry.token for entry in entries] == [3, 0, 36, 8]
     assert [entry.logprob for entry in entries] == pytest.approx(
         [float(want[index, token]) for index, token in enumerate([3, 0, 36, 8])], abs=1e-12
     )
     assert all(len(entry.top) == 2 for entry in entries)
-    assert len(token_logprobs(values, [0, 0, 0, 0], 100)[0].top) == VOCAB
-    assert token_logprobs(values[:0], [], 2) == ()
+    assert len(start_logprobs(values, tokens, 100).read([100, 2, 0, 1])[0].top) == VOCAB
+    assert [len(entry.top) for entry in start_logprobs(values, tokens, 3).read([3, 2, 0, 1])] == [3, 2, 0, 1]
+    assert start_logprobs(values[:0], tokens[:0], 2).read([]) == ()
 
 
 def test_ids_beyond_the_vocabulary_are_ignored() -> None:

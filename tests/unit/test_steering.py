@@ -125,7 +125,7 @@ def test_a_wish_is_answered_with_the_numbers_of_its_switch() -> None:
         answer = bench.steering.set_layout(Layout.DP, SwitchMode.BLOCKING, hold_s=60)
         bench.boundary()
         assert not answer.done()
-        bench.steering.on_switched(_switched(), _PLAN)
+        bench.steering.on_switched(_switched(), _PLAN, paused_s=0.0)
         outcome = await answer
         assert (outcome.layout_from, outcome.layout_to, outcome.epoch) == (Layout.TP, Layout.DP, 4)
         assert (outcome.bytes_received, outcome.exposed_ms, outcome.mode) == (77, 250.0, "blocking")
@@ -260,7 +260,7 @@ def test_an_outcome_says_what_was_copied_ahead_and_why_not() -> None:
         answer = bench.steering.set_layout(Layout.DP, _AHEAD, hold_s=60)
         bench.boundary()
         event = replace(_switched(), precopied_bytes=55, fallback="rank 1 needs 2 slots")
-        bench.steering.on_switched(event, _PLAN)
+        bench.steering.on_switched(event, _PLAN, paused_s=0.0)
         outcome = await answer
         assert (outcome.bytes_received, outcome.precopied_bytes) == (77, 55)
         assert outcome.fallback == "rank 1 needs 2 slots"
@@ -302,7 +302,7 @@ def test_the_policy_switches_records_why_and_keeps_off_after_a_manual_set() -> N
         assert set(record.predicted_ms) == set(STANDARD_LAYOUTS)
         answer = bench.steering.set_layout(Layout.CP, SwitchMode.BLOCKING, hold_s=60)
         bench.boundary(Layout.DP)
-        bench.steering.on_switched(_switched(Layout.CP, Layout.DP), _PLAN)
+        bench.steering.on_switched(_switched(Layout.CP, Layout.DP), _PLAN, paused_s=0.0)
         await answer
         bench.now = 30.0
         bench.boundary(Layout.CP)
@@ -321,7 +321,7 @@ def test_a_manual_set_holds_for_the_policys_time_unless_it_says_another(
         bench = Bench(None, *[_REFUSAL] * 9, enabled=True, policy=policy)
         answer = bench.steering.set_layout(Layout.CP, SwitchMode.BLOCKING, hold_s=hold_s)
         bench.boundary(Layout.DP)
-        bench.steering.on_switched(_switched(Layout.CP, Layout.DP), _PLAN)
+        bench.steering.on_switched(_switched(Layout.CP, Layout.DP), _PLAN, paused_s=0.0)
         await answer
         held: dict[float, bool] = {}
         for now in (0.1, 4.9, 5.1, 8.9, 9.1):
