@@ -15,7 +15,8 @@ from splash_core.pb import rank_pb2
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, TrafficClass, Transport
-from splash_core.transport.shm import ShmTransport
+from splash_core.transport.factory import open_transport
+from splash_core.transport.options import TransportOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class Pusher:
 
     @classmethod
     @contextmanager
-    def open(cls, arena: ArenaMap, abi: KvAbi) -> Iterator["Pusher"]:
+    def open(cls, arena: ArenaMap, abi: KvAbi, options: TransportOptions) -> Iterator["Pusher"]:
         """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more."""
         memory = ArenaMemory(arena.arena_bytes)
-        transport = ShmTransport()
+        transport = open_transport(options)
         try:
             handle = transport.register(memory, abi)
             yield cls(transport, memory, handle, arena=arena, abi=abi)
