@@ -6,7 +6,9 @@ every pair of ranks has engines of its own on both sides, so a peer that hangs i
 """
 
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -28,6 +30,14 @@ _PATIENCE = 5
 """Stall timeouts that a piece may take: the library needs up to three."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """A peer did not answer; until then it is taken to be so still."""
+
+    until: float
+    cause: str
+
+
 class MooncakeTransport(Transport):
     """The `Transport` of ranks that share no memory."""
 
@@ -38,6 +48,7 @@ class MooncakeTransport(Transport):
         self._prober = Prober(options)
         self._sessions: dict[str, Session] = {}
         self._broken: list[Session] = []
+        self._silent: dict[str, _Silence] = {}
         self._lock = threading.Lock()
         self._closing = False
 
@@ -57,13 +68,7 @@ class MooncakeTransport(Transport):
             known = self._sessions.get(address)
         if known is not None and known.usable:
             return known.peer
-        # Without the lock: a peer that does not answer must not delay writes to the others.
-        link = PeerLink.open(Address.parse(address), abi, self._options)
-        try:
-            self._prober.check(link.welcome.segment)
-        except Unavailable:
-            link.close()
-            raise
+        link = self._open(address, abi)
         session = Session(
             link,
             start_wire=self._start_wire,
@@ -105,6 +110,28 @@ class MooncakeTransport(Transport):
         self._prober.close()
         if self._server is not None:
             self._server.close()
+
+    def _open(self, address: str, abi: KvAbi) -> PeerLink:
+        """Shake hands and probe, without the lock: who does not answer must not delay writes to others."""
+        silent = self._silent.get(address)
+        if silent is not None and time.monotonic() < silent.until:
+            raise Unavailable(f"{silent.cause}; that was a moment ago, try later")
+        timeout_s, began = self._options.answer_timeout_s, time.monotonic()
+        try:
+            link = PeerLink.open(Address.parse(address), abi, self._options)
+            try:
+                self._prober.check(link.welcome.segment)
+            except Unavailable:
+                link.close()
+                raise
+        except Unavailable as error:
+            now = time.monotonic()
+            if now - began >= timeout_s:
+                # Whoever waits here waits for the next push too, so a silent peer is not asked every time.
+                self._silent[address] = _Silence(now + timeout_s, str(error))
+            raise
+        self._silent.pop(address, None)
+        return link
 
     def _keep(self, address: str, session: Session) -> None:
         with self._lock:

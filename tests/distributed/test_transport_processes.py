@@ -88,6 +88,14 @@ def _long_write(writer: Writer, peer: PeerProcess, *, deadline_s: float = WITHIN
     return op
 
 
+def _answers(writer: Writer, peer: PeerProcess) -> bool:
+    try:
+        writer.transport.connect(peer.address, ABI)
+    except Unavailable:
+        return False
+    return True
+
+
 def _still_works(writer: Writer, peer: PeerProcess) -> None:
     peer.ask("fill", 0)
     op = writer.write(writer.transport.connect(peer.address, ABI), WHOLE)
@@ -165,6 +173,7 @@ def test_a_frozen_peer_is_not_written_to_and_holds_up_nobody(
     first_contact.join(WITHIN_S)
     assert [type(problem) for problem in problems] == [Unavailable]
     peer.resume()
+    eventually(lambda: _answers(writer, peer), "the peer is asked again and answers")
     _still_works(writer, peer)
 
 
@@ -239,3 +248,14 @@ def test_a_peer_that_leaves_in_order_fails_the_write() -> None:
         with pytest.raises(Unavailable):
             writer.transport.connect(peer.address, ABI)
         assert peer.ask("all", CANARY)
+
+
+def test_a_silent_peer_is_not_waited_for_again_at_once() -> None:
+    with peer_process(MOONCAKE, NUM_BYTES) as peer, new_writer(MOONCAKE, NUM_BYTES) as writer:
+        peer.stop()
+        with pytest.raises(Unavailable, match="is its process stopped"):
+            writer.transport.connect(peer.address, ABI)
+        with pytest.raises(Unavailable, match="a moment ago, try later"):
+            writer.transport.connect(peer.address, ABI)
+        peer.resume()
+        eventually(lambda: _answers(writer, peer), "the peer is asked again and answers")
