@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from splash_core.config import child_environment
+from splash_core.environment import child_environment
 from splash_core.errors import GroupFailed
 from splash_core.ids import RankId, StepId
 from splash_core.leader.traffic import GroupTraffic
