@@ -6,7 +6,7 @@ rank. Invariant: the page table describes the state after the last plan made.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from splash_core.errors import Infeasible
 from splash_core.ids import Epoch, PageId, RankId, SeqId, StepId
@@ -16,7 +16,7 @@ from splash_core.layout.ownership import PageTable, wanted_ranks
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
 from splash_core.scheduling.residency import spread
-from splash_core.scheduling.step import NewSequence, SequenceStep, StepPlan, TableUpdate
+from splash_core.scheduling.step import DrawnToken, NewSequence, SequenceStep, StepPlan, TableUpdate
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
@@ -128,6 +128,18 @@ class BenchGroup:
         """
         self._check_room(self.layout, self._grown(rows))
         return self._plan(rows, sampled=sampled)
+
+    def decode_ahead(self, count: int) -> list[StepPlan]:
+        """Steps of one row of each request, as a leader sends them that is one step ahead.
+
+        From the second on, rows are the tokens that the step before draws.
+
+        Raises:
+            Infeasible: a rank has no room for the rows' pages.
+        """
+        rows = dict.fromkeys(self.seqs, 1)
+        plans = [self.step(rows, sampled=self.seqs) for _ in range(count)]
+        return [*plans[:1], *map(self._drawn_before, plans[1:])]
 
     def switch(
         self,
@@ -267,6 +279,12 @@ class BenchGroup:
             tokens=self._tokens(request.seq, start, start + count),
             sample=sample,
         )
+
+    def _drawn_before(self, plan: StepPlan) -> StepPlan:
+        drawn = DrawnToken(StepId(plan.step - 1))
+        told = (self._tokens(rows.seq, rows.start - 1, rows.start) for rows in plan.sequences)
+        pairs = zip(plan.sequences, told, strict=True)
+        return replace(plan, sequences=tuple(replace(rows, tokens=drawn, before=t) for rows, t in pairs))
 
     def _tokens(self, seq: SeqId, start: int, end: int) -> tuple[int, ...]:
         first = seq * _STRIDE_SEQ

@@ -4,7 +4,8 @@ Invariant: every rank calls the same methods in the same order, so that plans an
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
@@ -19,6 +20,7 @@ from services.bench.shapes import bench_spec
 from services.bench.sizing import Demand, arena_bytes
 from services.bench.spmd import RankHost
 from splash_core.engine.engine import RankEngine
+from splash_core.engine.running import RunningStep
 from splash_core.engine.static_backends import decode_graphs
 from splash_core.ids import SeqId
 from splash_core.kernels.dtypes import BY_NAME
@@ -26,6 +28,7 @@ from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.step import StepPlan, StepResult
+from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.chunks import chunk_bytes
 from splash_core.switch.manifest import SwitchMode
@@ -35,7 +38,11 @@ class Runner(Protocol):
     """What executes plans: an engine, or something faster around one."""
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Execute one plan."""
+        """Execute one plan and wait for it."""
+        ...
+
+    def begin(self, plan: StepPlan) -> RunningStep:
+        """Begin with one plan, perhaps behind another."""
         ...
 
 
@@ -170,14 +177,16 @@ class Rig:
         return self._slowest(timing, transfers, results[0].switch_bytes_received)
 
     def intervals(self, plans: Sequence[StepPlan]) -> Intervals:
-        """Execute plans one after the other, as in service; the slowest rank of each figure."""
+        """Execute plans one after the other, as in service; the slowest rank of each figure.
+
+        As a leader does it: one step ahead of the results, but a step with a manifest waits for those before.
+        """
         comm = self.host.comms.compute
         self.clock.catch_up()
         comm.barrier()
         replays = self._num_replays()
         ends, moved, ahead = [time.perf_counter()], 0, 0
-        for plan in plans:
-            result = self.runner.step(plan)
+        for result in self._results(plans):
             ends.append(time.perf_counter())
             moved += result.switch_bytes_received
             ahead += result.precopy_bytes_received
@@ -190,6 +199,15 @@ class Rig:
             ahead_bytes=int(worst[1]),
             replayed=self._num_replays() - replays,
         )
+
+    def _results(self, plans: Sequence[StepPlan]) -> Iterator[StepResult]:
+        running: deque[RunningStep] = deque()
+        for plan in plans:
+            while running and (len(running) == MOST_UNDER_WAY or plan.manifest is not None):
+                yield running.popleft().finish()
+            running.append(self.runner.begin(plan))
+        while running:
+            yield running.popleft().finish()
 
     def even_rows(self, total: int) -> Mapping[SeqId, int]:
         """`total` rows over all requests in place, counts differing by at most one."""

@@ -197,10 +197,10 @@ class FlashInferPlan:
         # The pinned buffer may still be read by the copy that the last plan enqueued.
         self._copied.synchronize()
         self._wrapper.plan(
-            _int32(np.append(runs.first_R, runs.num_rows)),
-            _int32(np.append(runs.page_R, len(runs.slots_M))),
-            _int32(runs.slots_M).pin_memory(),
-            _int32(runs.num_keys_R),
+            _pinned(np.append(runs.first_R, runs.num_rows)),
+            _pinned(np.append(runs.page_R, len(runs.slots_M))),
+            _pinned(runs.slots_M),
+            _pinned(runs.num_keys_R),
             heads,
             self._shape.latent,
             self._shape.rope,
@@ -241,7 +241,8 @@ class FlashInferPlan:
             )
 
 
-def _int32(values: NDArray[Any]) -> Tensor:
+def _pinned(values: NDArray[Any]) -> Tensor:
+    """As int32, from where a copy need not stop the host until the step before has ended."""
     if len(values) == 0:  # rows without any keys: never read, but an address is needed
-        return torch.zeros(1, dtype=torch.int32)
-    return torch.from_numpy(values.astype(np.int32))
+        values = np.zeros(1)
+    return torch.from_numpy(values.astype(np.int32)).pin_memory()

@@ -8,7 +8,7 @@ run, and the returned manifest, with what was copied ahead of it, is the whole d
 from dataclasses import dataclass, replace
 
 from splash_core.errors import Conflict
-from splash_core.layout.layout import ORDINARY_ONLY, RULES, KvHistory, Layout, Matrices
+from splash_core.layout.layout import RULES, KvHistory, Layout, Matrices
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.mirror import Mirrors
@@ -139,7 +139,7 @@ class Switcher:
             changes = self.ahead.layout is not None
         else:
             changes = not (self.copying and self._wish.mode is SwitchMode.PRECOPIED and self.ahead.carries_on)
-        return changes or self._relocator.has_work or self._can_make_way
+        return changes or self._relocator.has_work or self._may_make_way
 
     def at_boundary(self) -> Boundary:
         """Carry out what is due between two steps; beside a step under way only if it need not wait."""
@@ -220,12 +220,9 @@ class Switcher:
         self._residency.wanted_ordinary = {}
 
     @property
-    def _can_make_way(self) -> bool:
+    def _may_make_way(self) -> bool:
         """True when `make_way` may find something to do."""
-        residency = self._residency
-        wanted = residency.lack(residency.wanted_ordinary)
-        borrowed = {r: residency.free(r) - residency.table.free_slots(r, lent=ORDINARY_ONLY) for r in wanted}
-        return bool(wanted) and all(borrowed[rank] >= count for rank, count in wanted.items())
+        return bool(self._residency.lent and self._residency.lack(self._residency.wanted_ordinary))
 
     def _plan(self, wish: _Wish) -> _Planned:
         """The first owner assignment that gives a manifest, else the last refusal."""

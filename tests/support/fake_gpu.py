@@ -49,6 +49,7 @@ class FakeEvent:
         assert self.time is not None
 
     def query(self) -> bool:
+        """Work runs as it is enqueued; an event that nobody recorded has not passed."""
         return self.time is not None
 
 

@@ -47,7 +47,11 @@ def groups(tiny_checkpoint: TinyFactory) -> Iterator[tuple[Group, Group, Counter
 
 
 def _play(
-    group: Group, layout: Layout, switch: tuple[int, Layout, SwitchMode] | None = None
+    group: Group,
+    layout: Layout,
+    switch: tuple[int, Layout, SwitchMode] | None = None,
+    *,
+    ahead: bool = False,
 ) -> dict[str, list[int]]:
     """Seven requests that come and go, so that ranks have different numbers of rows, also none."""
     config = SchedulerConfig(role=Role.COMBINED, group=GroupId("g"), chunk_tokens=16, layouts=tuple(Layout))
@@ -63,7 +67,7 @@ def _play(
                 group.scheduler.add(RequestId(name), prompt, sampling)
         if switch is not None and step == switch[0]:
             group.scheduler.request_switch(switch[1], switch[2])
-        events = group.step()
+        events = group.step_ahead() if ahead else group.step()
         for event in events:
             if isinstance(event, TokenEvent):
                 tokens[str(event.request_id)].append(event.token)
@@ -91,3 +95,16 @@ def test_a_switch_between_recorded_steps_changes_no_token(
     for layout in (Layout.TP, Layout.CP, Layout.DOP):
         assert _play(recorded, Layout.DP, (7, layout, mode)) == plain
         assert _play(recorded, layout, (7, Layout.DP, mode)) == plain
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_recorded_steps_one_step_ahead_give_the_same_tokens(
+    groups: tuple[Group, Group, Counter[tuple[Layout, int]]], layout: Layout
+) -> None:
+    """Recorded steps read token ids that the host does not know yet."""
+    ordinary, recorded, replays = groups
+    replays.clear()
+    before = recorded.seen["tokens ahead"]
+    assert _play(recorded, layout, ahead=True) == _play(ordinary, layout)
+    assert recorded.seen["tokens ahead"] > before
+    assert set(replays) >= {(layout, 1), (layout, 2)}, replays

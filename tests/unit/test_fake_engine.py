@@ -1,5 +1,7 @@
 """The engine without weights: same tokens however the work is cut, and no tolerance for a wrong plan."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,23 +10,38 @@ from splash_core.engine.fake import FakeEngine, fake_token
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, RankId, SeqId, StepId
 from splash_core.layout.layout import Layout
-from splash_core.scheduling.step import NewSequence, SequenceStep, StepPlan, StepResult, TableUpdate
+from splash_core.scheduling.step import (
+    DrawnToken,
+    NewSequence,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+    TableUpdate,
+)
 from splash_core.spec.request import SamplingParams
 
 PAGE, VOCAB, SEQ = 4, 97, SeqId(3)
 
 
-def _plan(number: int, start: int, tokens: tuple[int, ...], *, sample: bool, **parts: object) -> StepPlan:
+def _plan(
+    number: int,
+    start: int,
+    tokens: tuple[int, ...] | DrawnToken,
+    *,
+    sample: bool,
+    before: tuple[int, ...] = (),
+    **parts: Any,
+) -> StepPlan:
     return StepPlan(
         step=StepId(number),
         epoch=Epoch(0),
         layout=Layout.TP,
-        sequences=(SequenceStep(seq=SEQ, start=start, tokens=tokens, sample=sample),),
-        **parts,  # type: ignore[arg-type]
+        sequences=(SequenceStep(seq=SEQ, start=start, tokens=tokens, sample=sample, before=before),),
+        **parts,
     )
 
 
-def _opening(prompt: tuple[int, ...], ranks: int, **sampling: object) -> dict[str, object]:
+def _opening(prompt: tuple[int, ...], ranks: int, **sampling: object) -> dict[str, Any]:
     new = NewSequence(
         seq=SEQ,
         sampling=SamplingParams(temperature=0.0, **sampling),  # type: ignore[arg-type]
@@ -89,3 +106,29 @@ def test_a_table_too_short_for_the_rows_is_refused() -> None:
     opening["tables"] = (TableUpdate(seq=SEQ, first_page=0, slots=((0,),)),)
     with pytest.raises(InvariantBroken, match="1 pages of 4 tokens"):
         engine.step(_plan(1, 0, (1, 2, 3, 4, 5), sample=True, **opening))
+
+
+def test_rows_go_on_with_tokens_that_only_ranks_know() -> None:
+    engines, prompt = _engines(2), (1, 2, 3)
+    history = [*prompt]
+    for _ in range(3):
+        history.append(fake_token(history, seed=0, vocab=VOCAB))
+    drawn: list[int] = []
+    for plan in (
+        _plan(1, 0, prompt, sample=True, **_opening(prompt, 2)),
+        _plan(2, 3, DrawnToken(StepId(1)), sample=True),
+        _plan(3, 4, DrawnToken(StepId(2)), sample=True, before=(history[3],)),
+    ):
+        drawn += [token.token for result in _step(engines, plan) for token in result.tokens]
+    assert drawn == history[3:]
+
+
+def test_a_draw_of_another_step_or_told_otherwise_is_named() -> None:
+    (engine,) = _engines(1)
+    engine.step(_plan(1, 0, (1, 2, 3), sample=True, **_opening((1, 2, 3), 1)))
+    with pytest.raises(InvariantBroken, match="has last drawn in step 1"):
+        engine.step(_plan(3, 3, DrawnToken(StepId(2)), sample=True))
+    engine.step(_plan(2, 3, DrawnToken(StepId(1)), sample=True))
+    wrong = (fake_token([1, 2, 3], seed=0, vocab=VOCAB) + 1) % VOCAB
+    with pytest.raises(InvariantBroken, match="do not continue its history"):
+        engine.step(_plan(3, 4, DrawnToken(StepId(2)), sample=True, before=(wrong,)))

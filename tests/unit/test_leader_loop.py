@@ -148,6 +148,38 @@ def test_a_prompt_runs_in_chunks_and_an_idle_group_sends_no_step(tiny_v3: Path) 
     _run(scenario())
 
 
+def test_the_next_chunk_is_with_the_ranks_before_this_one_is_back(tiny_v3: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tiny_v3) as (leader, ranks, _):
+            ranks.hang.clear()
+            seq, stream = _add(leader, tuple(range(40)))
+            while len(ranks.steps) < 2:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+            # Two of three chunks: one is computed, one is ready.
+            assert [plan.num_rows for plan in ranks.steps] == [16, 16]
+            assert ranks.num_finished == 0
+            ranks.hang.set()
+            assert isinstance(await stream.next(), PrefilledEvent)
+            assert ranks.most_under_way == 2
+            leader.release(seq)
+
+    _run(scenario())
+
+
+def test_a_loop_that_is_stopped_waits_for_the_steps_under_way(tiny_v3: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tiny_v3) as (leader, ranks, _):
+            _add(leader, tuple(range(70)))
+            while len(ranks.steps) < 2:
+                await asyncio.sleep(0)
+            leader.stop()
+        assert ranks.num_finished == len(ranks.steps) < 5
+        assert leader.failure is None
+
+    _run(scenario())
+
+
 def test_a_cancel_during_a_step_frees_its_pages_when_the_step_ends(tiny_v3: Path) -> None:
     async def scenario() -> None:
         async with _running(tiny_v3) as (leader, ranks, _):

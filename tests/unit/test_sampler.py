@@ -1,6 +1,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -290,3 +291,17 @@ def test_bf16_logits_are_sampled_in_fp32_and_no_rows_are_fine() -> None:
     values = logits(1).bfloat16()
     assert sample(values, [row(seed=4)]).tokens == sample(values.float(), [row(seed=4)]).tokens
     assert sample(values[:0], []) == Sampled(tokens=(), logprobs=())
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(sampling_rows(), min_size=1, max_size=20), seed=st.integers(0, 1000))
+def test_a_token_that_only_the_device_knows_counts_like_any_other(rows: list[SampleRow], seed: int) -> None:
+    values = logits(len(rows), seed)
+    late = [
+        replace(item, output=item.output[:-1], drawn_at=2 * i) if item.output else item
+        for i, item in enumerate(rows)
+    ]
+    drawn = torch.zeros(2 * len(rows), dtype=torch.int64)
+    for index, item in enumerate(rows):
+        drawn[2 * index] = item.output[-1] if item.output else 0
+    assert draw(values, late, drawn).read() == draw(values, rows).read()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from splash_core.ids import RequestId
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchedEvent, TokenEvent
 from splash_core.scheduling.roles import Role
@@ -34,7 +34,13 @@ def group(tiny_checkpoint: TinyFactory) -> Iterator[Group]:
 
 
 def _draw(
-    group: Group, layout: Layout, *, mates: int = 0, chunk: int = 64, switches: tuple[Layout, ...] = ()
+    group: Group,
+    layout: Layout,
+    *,
+    mates: int = 0,
+    chunk: int = 64,
+    switches: tuple[Layout, ...] = (),
+    ahead: bool = False,
 ) -> list[int]:
     group.reset(layout, SchedulerConfig(role=Role.COMBINED, layouts=tuple(Layout), chunk_tokens=chunk))
     for mate in range(mates):
@@ -45,9 +51,9 @@ def _draw(
     pending = list(switches)
     num_switched = 0
     while group.scheduler.count():
-        if pending and len(tokens) >= 3 * (num_switched + 1):
+        if pending and len(tokens) >= 3 * (len(switches) - len(pending) + 1):
             assert group.scheduler.request_switch(pending.pop(0)) is None
-        for event in group.step():
+        for event in group.step_ahead() if ahead else group.step():
             num_switched += isinstance(event, SwitchedEvent)
             if isinstance(event, TokenEvent) and event.request_id == "me":
                 tokens.append(event.token)
@@ -61,6 +67,16 @@ def alone(group: Group) -> list[int]:
     assert len(tokens) == PARAMS.max_tokens
     assert len(set(tokens)) > 4, "a draw this uniform would hide a dependence"
     return tokens
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_same_tokens_one_step_ahead(group: Group, alone: list[int], layout: Layout) -> None:
+    """The penalty counts a token that only the ranks know when the next row is sent."""
+    before = group.seen["tokens ahead"]
+    assert _draw(group, layout, mates=3, chunk=4, ahead=True) == alone
+    assert group.seen["tokens ahead"] >= before + PARAMS.max_tokens - 2
+    others = tuple(other for other in STANDARD_LAYOUTS if other is not layout)[:3]
+    assert _draw(group, layout, switches=others, ahead=True) == alone
 
 
 @pytest.mark.parametrize("layout", Layout)
