@@ -26,10 +26,11 @@ WITHIN_S = 30
 
 
 @pytest.fixture(scope="module")
-def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def groups(transport: str, tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Steps long enough for requests to leave between chunks, and layer ranges of one layer."""
     run_dir = tmp_path_factory.mktemp("s")
-    flags = {"queue-requests": 256, "max-running": 32, "chunk-tokens": 24, "push-range-bytes": 1}
+    flags: dict[str, object] = {"queue-requests": 256, "max-running": 32, "chunk-tokens": 24}
+    flags |= {"push-range-bytes": 1, "transport": transport}
     children = [
         start_group(
             "prefill", tiny_v3, run_dir, name="prefill-0", flags={**flags, "ranks": 2, "fake-step-s": 0.01}
