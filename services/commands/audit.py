@@ -1,5 +1,7 @@
 """`splash audit`: every page's owner, lease and writer; exit 1 when anything is held."""
 
+from typing import Annotated, Any
+
 import typer
 
 from services.admin_client import connect, emit
@@ -7,15 +9,19 @@ from services.commands.layout import Admin, Json, KeyFile
 
 app = typer.Typer()
 
+Pages = Annotated[bool, typer.Option("--pages", help="One line a page, too.")]
+
 
 @app.command("audit")
-def audit(admin: Admin = None, admin_key_file: KeyFile = None, json: Json = False) -> None:
+def audit(
+    admin: Admin = None, admin_key_file: KeyFile = None, pages: Pages = False, json: Json = False
+) -> None:
     """Every page: owner, lease, writer. Exit 1 if anything is held (run it after a drain).
 
-    Example: `splash audit --json`
+    Example: `splash audit --pages --json`
     """
     with connect(admin, admin_key_file) as client:
-        report = client.get("/admin/audit")
+        report = client.get("/admin/audit?pages=1" if pages else "/admin/audit")
     lines = [f"{report['pages_held']} pages held"]
     for group in report["groups"]:
         lines.append(f"{group['phase']:8} {group['group']} {group['layout']} epoch {group['layout_epoch']}")
@@ -29,5 +35,21 @@ def audit(admin: Admin = None, admin_key_file: KeyFile = None, json: Json = Fals
             f"writer {lease['writer'] or 'none'}, {lease['pages']} pages, {lease['age_s']:.1f} s"
             for lease in group["leases"]
         ]
+        lines += [
+            f"  push {push['push']}: owner {push['owner']}, into lease {push['lease']}, "
+            f"{push['pages']} pages, {push['age_s']:.1f} s"
+            for push in group["pushes"]
+        ]
+        lines += [_page_line(page) for page in group.get("pages", ())]
     emit(report, as_json=json, text="\n".join(lines))
     raise typer.Exit(1 if report["pages_held"] else 0)
+
+
+def _page_line(page: dict[str, Any]) -> str:
+    where = ", ".join(f"rank {rank} slot {slot}" for rank, slot in enumerate(page["slots"]) if slot >= 0)
+    line = f"  page {page['page']}: {page['state']}, owner {page['owner']}, {page['age_s']:.1f} s, at {where}"
+    if page["lease"]:
+        line += f", lease {page['lease']} of writer {page['writer'] or 'none'}"
+    if page["pushes"]:
+        line += f", read by push {', '.join(map(str, page['pushes']))}"
+    return line

@@ -20,7 +20,8 @@ from splash_core.policy.snapshot import WaitingSequence
 from splash_core.rpc.codec import logprobs_from_pb, logprobs_to_pb, process_from_pb, sampling_from_pb
 from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import FinishedEvent, TokenEvent
-from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.leases import Completion, Grant, Written
+from splash_core.scheduling.step import StepPlan
 
 _SWEEP_S = 0.5
 """How often writers of quarantined pages are looked after."""
@@ -60,6 +61,9 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     def before_step(self) -> None:
         """Lease pages to those who wait, in order, while there is room."""
         self._room.pump()
+
+    def planned(self, plan: StepPlan) -> None:
+        """Nothing goes with a step but its tokens."""
 
     def failed(self, error: GroupFailed) -> None:
         """The group has ended: tell those who wait for pages."""
@@ -141,7 +145,9 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             writer=request.writer,
             num_tokens=request.num_tokens,
             checksum=request.checksum,
+            written=Written(pages=request.num_pages, layers=request.num_layers, num_bytes=request.bytes),
             first_token=request.first_token,
+            first_position=request.first_position,
         )
         logprobs = logprobs_from_pb(request.first_logprobs) if request.HasField("first_logprobs") else None
         try:
@@ -193,6 +199,8 @@ async def _tell(stream: Stream, context: grpc.aio.ServicerContext) -> None:
             await context.write(decode_pb2.DecodeEvent(tokens=message))
         for event in events:
             if isinstance(event, FinishedEvent):
-                finished = decode_pb2.DecodeFinished(reason=event.reason.value, stop_token=event.stop_token)
+                finished = decode_pb2.DecodeFinished(
+                    reason=event.reason.value, stop_token=event.stop_token, wait_s=stream.wait_s
+                )
                 await context.write(decode_pb2.DecodeEvent(finished=finished))
                 return

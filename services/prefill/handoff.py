@@ -1,38 +1,31 @@
-"""One request's KV on its way to a decode group: claim, push, complete; or abandon.
+"""One request's KV on its way to a decode group: claim, push as chunks finish, complete; or abandon.
 
     claim       decode promises not to reuse the pages, we promise to say when we have stopped
-    push        source ranks write; nothing of it is called off half way without waiting for quiet
-    complete    decode takes over; or abandon: none of our writes can come any more
+    push        pages leave with the step that fills them, layer range by layer range
+    renew       the prompt was preempted and is computed again: when all is quiet, the next attempt is claimed
+                and all pages are pushed anew, so that pages of two computations never mix
+    complete    every page is reported as written: decode takes over; or abandon: none of our writes can come
 
-Invariant: every claim that may have arrived is followed by exactly one complete or abandon that decode has
-acknowledged, sent only after the last write is quiet, whatever becomes of the request meanwhile.
+Invariant: a completion names exactly the pages that source ranks have reported as written whole in the
+attempt that it names, and nothing is said to decode about an end before the last write is quiet.
 """
 
 import asyncio
-import logging
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import grpc.aio
-
+from services.prefill.lease_talk import RPC_TIMEOUT_S, LeaseTalk
 from services.prefill.partners import Partner
-from splash_core.errors import Unavailable
-from splash_core.ids import RankId, SlotId
-from splash_core.layout.ownership import PageCopy
-from splash_core.leader.ranks import RankPool
+from splash_core.errors import GroupFailed, SplashError, Unavailable
+from splash_core.ids import RankId, SeqId, SlotId, StepId
+from splash_core.leader.leader import GroupLeader
 from splash_core.pb import common_pb2, decode_pb2, rank_pb2
 from splash_core.rpc.codec import logprobs_to_pb
-from splash_core.rpc.errors import from_rpc_error
 from splash_core.scheduling.leases import handoff_checksum
 from splash_core.scheduling.step import TokenLogprobs
 from splash_core.switch.handoff import HandoffWrite, LandingPage, plan_handoff
-
-_log = logging.getLogger("splash.prefill.handoff")
-_RPC_TIMEOUT_S = 10.0
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
-"""Pauses between two tries to abandon grow from the first to the longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,144 +36,212 @@ class FirstToken:
     logprobs: TokenLogprobs | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRules:
+    """How a group pushes."""
+
+    timeout_s: float
+    """For one push, from its first write on."""
+    step_timeout_s: float
+    """How long a push may be held back by the step that fills its pages."""
+    layer_ends: tuple[int, ...]
+    """Ends of the layer ranges that leave one after the other."""
+    slot_bytes: int
+
+
 class Handoff:
-    """One lease, from claim to end."""
+    """One lease, from claim to end. Everything runs on the leader's event loop."""
 
     def __init__(
         self,
         lease: common_pb2.Lease,
         partner: Partner,
         writer: decode_pb2.Writer,
-        ranks: RankPool,
-        *,
-        push: int,
-        push_timeout_s: float,
+        leader: GroupLeader,
+        rules: PushRules,
     ) -> None:
         self._lease = lease
         self._landing = [
             LandingPage(page.index, RankId(page.rank), SlotId(page.slot)) for page in lease.pages
         ]
         self._partner = partner
-        self._writer = writer
-        self._ranks = ranks
-        self._push_id = push
-        self._push_timeout_s = push_timeout_s
+        self._leader = leader
+        self._rules = rules
+        self._talk = LeaseTalk(lease, partner, writer)
         self._claim: asyncio.Task[None] | None = None
-        self._push: asyncio.Task[list[rank_pb2.PushResult]] | None = None
-        self.completed = False
+        self._open = False
+        """True while pages may be pushed: the present attempt is claimed and has not failed."""
+        self._seq: SeqId | None = None
+        self._run = 0
+        self._ordered = 0
+        self._pushes: dict[int, asyncio.Task[None]] = {}
+        self._written: set[LandingPage] = set()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self._failure: asyncio.Future[SplashError] = asyncio.get_running_loop().create_future()
+
+    @property
+    def completed(self) -> bool:
+        """True once decode has taken over."""
+        return self._talk.completed
 
     def start_claim(self) -> None:
         """Send the claim; the prompt is computed meanwhile."""
-        self._claim = asyncio.create_task(self._send_claim())
+        self._claim = asyncio.create_task(self._claimed(self._talk.attempt))
 
-    @property
-    def pushing(self) -> bool:
-        """True while source ranks may read the pages."""
-        return self._push is not None and not self._push.done()
+    def bind(self, seq: SeqId) -> None:
+        """The sequence that computes the prompt."""
+        self._seq = seq
 
-    async def push(self, source: Sequence[tuple[PageCopy, ...]]) -> None:
-        """Write all pages of the prompt.
+    async def failed(self) -> SplashError:
+        """Return once the handoff cannot succeed any more: the prompt need not be computed further."""
+        return await asyncio.shield(self._failure)
+
+    def pump(self) -> None:
+        """Order pushes of all pages that may leave now. To be called whenever that may have changed."""
+        if self._seq is None or not self._open:
+            return
+        outgoing = self._leader.scheduler.pushes.outgoing(self._seq, first=self._ordered)
+        if outgoing is None:
+            return
+        if outgoing.run != self._run:
+            self._run = outgoing.run
+            if self._ordered:
+                self._open = False
+                self._claim = asyncio.create_task(self._renewed())
+                return
+        if outgoing.pages > self._ordered:
+            first, self._ordered = self._ordered, outgoing.pages
+            self._order(self._seq, first, outgoing.pages)
+
+    async def finish(self, first: FirstToken, *, num_tokens: int) -> None:
+        """The prompt is computed: wait until all its pages are written, and tell decode.
 
         Raises:
-            Unavailable: the claim or a write was refused or failed.
+            Unavailable: the claim, a write or the completion was refused or failed.
         """
-        assert self._claim is not None  # start_claim comes first
-        await asyncio.shield(self._claim)
-        orders = self._orders(plan_handoff(source, self._landing))
-        self._push = asyncio.create_task(
-            self._ranks.push(orders, timeout_s=self._push_timeout_s + _RPC_TIMEOUT_S)
+        while len(self._written) < len(self._landing) or self._pushes:
+            self._changed.clear()
+            self.pump()
+            if self._failure.done():
+                raise self._failure.result()
+            await self._changed.wait()
+        await self._talk.complete(
+            decode_pb2.HandoffComplete(
+                num_tokens=num_tokens,
+                num_pages=len(self._written),
+                num_layers=self._rules.layer_ends[-1],
+                bytes=self._bytes,
+                checksum=handoff_checksum(self._written),
+                first_token=first.token,
+                first_position=num_tokens,
+                first_logprobs=None if first.logprobs is None else logprobs_to_pb(first.logprobs),
+            )
         )
-        # A cancelled request must not cancel the wait for quiet: `end` goes on waiting for it.
-        results = await asyncio.shield(self._push)
-        errors = [f"rank {result.rank}: {result.error}" for result in results if result.error]
-        if errors:
-            raise Unavailable(f"handoff to {self._partner.group} failed: {'; '.join(errors)}")
-
-    async def complete(self, first: FirstToken, *, num_tokens: int) -> None:
-        """Tell decode that everything is written.
-
-        Raises:
-            Unavailable: decode refuses, or cannot be reached.
-        """
-        message = decode_pb2.HandoffComplete(
-            lease=self._lease.lease,
-            attempt=self._lease.attempt,
-            incarnation=self._lease.incarnation,
-            num_tokens=num_tokens,
-            checksum=handoff_checksum(self._landing),
-            first_token=first.token,
-            first_logprobs=None if first.logprobs is None else logprobs_to_pb(first.logprobs),
-            writer=self._writer.incarnation,
-        )
-        try:
-            ack = await self._partner.decode.CompleteHandoff(message, timeout=_RPC_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, peer=f"decode group {self._partner.group}") from error
-        # Accepted or refused, decode knows now that we have stopped writing this lease.
-        if not ack.accepted:
-            raise Unavailable(f"decode group {self._partner.group} refused the handoff: {ack.reason}")
-        self.completed = True
 
     async def quiet(self) -> None:
         """Wait until nothing of this handoff is read or written any more."""
-        if self._push is not None:
-            await asyncio.gather(self._push, return_exceptions=True)
+        while self._pushes:
+            await asyncio.gather(*self._pushes.values(), return_exceptions=True)
 
     async def end(self) -> None:
-        """Wait until our writes are quiet, and abandon the lease unless it was completed.
-
-        Returns when decode has answered, whatever it said: it may be another incarnation, or hold the lease
-        no more. Until then it is told again and again, for our silence would quarantine its pages for good.
-        """
+        """Push nothing more, wait until all is quiet, and abandon the lease unless it was completed."""
+        self._open = False
+        self._seq = None
+        with contextlib.suppress(GroupFailed):
+            for push in tuple(self._pushes):
+                await self._leader.ranks.cancel_push(push)
+        if self._claim is not None:
+            # A renewal, too: nothing may be claimed after we have abandoned.
+            await asyncio.gather(self._claim, return_exceptions=True)
         await self.quiet()
-        if self._claim is None or self.completed or self._ranks.failure is not None:
-            # Of a failed group decode waits for proof that its ranks are dead; our word would come too early.
-            return
-        await asyncio.gather(self._claim, return_exceptions=True)
-        message = decode_pb2.HandoffAbandon(
-            lease=self._lease.lease,
-            attempt=self._lease.attempt,
-            incarnation=self._lease.incarnation,
-            writer=self._writer.incarnation,
-        )
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                await self._partner.decode.AbandonHandoff(message, timeout=_RPC_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                _log.info("lease %s is not abandoned yet: %s", self._lease.lease, error.details())
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            else:
-                return
+        # Of a failed group decode waits for proof that its ranks are dead; our word would come too early.
+        if self._leader.ranks.failure is None:
+            await self._talk.abandon()
 
-    async def _send_claim(self) -> None:
-        claim = decode_pb2.LeaseClaim(
-            lease=self._lease.lease,
-            attempt=self._lease.attempt,
-            incarnation=self._lease.incarnation,
-            writer=self._writer,
-        )
+    async def _claimed(self, attempt: int) -> None:
         try:
-            ack = await self._partner.decode.ClaimLease(claim, timeout=_RPC_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, peer=f"decode group {self._partner.group}") from error
-        if not ack.accepted:
-            raise Unavailable(f"decode group {self._partner.group} refused the writer: {ack.reason}")
+            await self._talk.claim(attempt=attempt)
+        except SplashError as error:
+            self._fail(error)
+        else:
+            self._open = True
+            self._changed.set()
+            self.pump()
 
-    def _orders(self, writes: Sequence[HandoffWrite]) -> dict[RankId, rank_pb2.PushPages]:
+    async def _renewed(self) -> None:
+        """The pages pushed so far are of a computation that was given up."""
+        await self.quiet()
+        if self._seq is None:
+            return
+        self._written.clear()
+        self._bytes = self._ordered = 0
+        await self._claimed(self._talk.attempt + 1)
+
+    def _order(self, seq: SeqId, first: int, end: int) -> None:
+        """Push pages `first … end`."""
+        book = self._leader.scheduler.pushes
+        push, pages = book.begin(seq, first=first, end=end, lease=self._lease.lease)
+        writes = plan_handoff(pages.copies, self._landing, first_index=first)
+        try:
+            orders = self._orders(push, pages.step, writes)
+        except Unavailable as error:
+            book.end(push)
+            self._fail(error)
+            return
+        self._leader.pending_push_bytes += len(writes) * self._rules.slot_bytes
+        self._pushes[push] = asyncio.create_task(self._push(push, orders, writes))
+
+    async def _push(
+        self, push: int, orders: dict[RankId, rank_pb2.PushPages], writes: Sequence[HandoffWrite]
+    ) -> None:
+        """One push until it is quiet, in a task of its own: a cancelled request does not cancel it."""
+        rules = self._rules
+        try:
+            results = await self._leader.ranks.push(
+                orders, timeout_s=rules.step_timeout_s + rules.timeout_s + RPC_TIMEOUT_S
+            )
+            errors = [f"rank {result.rank}: {result.error}" for result in results if result.error]
+            if errors:
+                self._fail(Unavailable(f"handoff to {self._partner.group} failed: {'; '.join(errors)}"))
+            else:
+                self._written.update(LandingPage(w.index, w.dst, w.dst_slot) for w in writes)
+                self._bytes += sum(result.bytes for result in results)
+        except SplashError as error:
+            self._fail(error)
+        finally:
+            del self._pushes[push]
+            self._leader.pending_push_bytes -= len(writes) * rules.slot_bytes
+            self._leader.scheduler.pushes.end(push)
+            self._changed.set()
+            self._leader.wake()
+
+    def _fail(self, error: SplashError) -> None:
+        self._open = False
+        if not self._failure.done():
+            self._failure.set_result(error)
+        self._changed.set()
+
+    def _orders(
+        self, push: int, step: StepId, writes: Sequence[HandoffWrite]
+    ) -> dict[RankId, rank_pb2.PushPages]:
         """The writes as one order a source rank, one target a destination rank."""
         by_pair: dict[RankId, dict[RankId, list[HandoffWrite]]] = defaultdict(lambda: defaultdict(list))
         for write in writes:
             by_pair[write.src][write.dst].append(write)
-        orders: dict[RankId, rank_pb2.PushPages] = {}
-        for src, targets in by_pair.items():
-            missing = [dst for dst in targets if dst not in self._partner.ranks]
-            if missing:
-                raise Unavailable(f"decode group {self._partner.group} has no ranks {missing}")
-            orders[src] = rank_pb2.PushPages(
-                push=self._push_id,
-                deadline_s=self._push_timeout_s,
+        missing = {write.dst for write in writes} - self._partner.ranks.keys()
+        if missing:
+            raise Unavailable(f"decode group {self._partner.group} has no ranks {sorted(missing)}")
+        return {
+            src: rank_pb2.PushPages(
+                push=push,
+                deadline_s=self._rules.timeout_s,
+                step=step,
+                layer_ends=self._rules.layer_ends,
+                lease=self._lease.lease,
+                attempt=self._talk.attempt,
+                incarnation=self._lease.incarnation,
+                group=self._partner.group,
                 targets=[
                     rank_pb2.PushTarget(
                         peer=self._partner.ranks[dst],
@@ -190,4 +251,5 @@ class Handoff:
                     for dst, writes in targets.items()
                 ],
             )
-        return orders
+            for src, targets in by_pair.items()
+        }

@@ -5,24 +5,26 @@ this group writes no more of its pages. What must outlive a cancelled call runs 
 """
 
 import asyncio
-import itertools
 import time
 
 import grpc.aio
 
-from services.prefill.handoff import FirstToken, Handoff
+from services.prefill.handoff import FirstToken, Handoff, PushRules
 from services.prefill.partners import Partners
-from splash_core.errors import InvalidRequest, InvariantBroken, SplashError
+from splash_core.errors import GroupFailed, InvalidRequest, InvariantBroken, SplashError
 from splash_core.ids import RequestId, SeqId
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.streams import Stream
 from splash_core.leader.waiting import check_room
 from splash_core.pb import decode_pb2, prefill_pb2, prefill_pb2_grpc, rank_pb2
+from splash_core.policy.snapshot import WaitingSequence
 from splash_core.rpc.codec import logprobs_to_pb, sampling_from_pb
 from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import PrefilledEvent
 from splash_core.scheduling.sequence import SeqState
+from splash_core.scheduling.step import StepPlan
+from splash_core.switch.handoff import layer_ranges
 
 
 class PrefillService(prefill_pb2_grpc.PrefillServicer):
@@ -33,7 +35,17 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         self._leader = leader
         self._partners = Partners(blueprint.abi)
         self._writer = decode_pb2.Writer(group=blueprint.group, incarnation=blueprint.incarnation)
-        self._pushes = itertools.count(1)
+        settings, arena = blueprint.settings, blueprint.arena
+        self._rules = PushRules(
+            timeout_s=settings.push_timeout_s,
+            step_timeout_s=settings.step_timeout_s,
+            layer_ends=layer_ranges(
+                arena.num_layers, slice_bytes=arena.layer_slice_bytes, least_bytes=settings.push_range_bytes
+            ),
+            slot_bytes=arena.slot_bytes,
+        )
+        self._handoffs: set[Handoff] = set()
+        leader.join(self)
         self._endings: set[asyncio.Task[None]] = set()
 
     def attach(self, server: grpc.aio.Server) -> None:
@@ -44,6 +56,22 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         """The group becomes ready; decode groups know it by the processes of its ranks."""
         del address
         self._writer.ranks.extend(rank.process for rank in ranks)
+
+    def queued(self) -> tuple[WaitingSequence, ...]:
+        """Nobody: all requests are the scheduler's."""
+        return ()
+
+    def before_step(self) -> None:
+        """Order pushes that a switch, or a claim under way, has held up."""
+        self._pump()
+
+    def planned(self, plan: StepPlan) -> None:
+        """Order pushes of the pages that the step will fill."""
+        del plan
+        self._pump()
+
+    def failed(self, error: GroupFailed) -> None:
+        """Those who wait are told through their streams and their pushes."""
 
     async def close(self) -> None:
         """Wait for handoffs that are being ended, then close connections."""
@@ -79,13 +107,16 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         seq: SeqId | None = None
         try:
             if handoff is not None:
+                self._handoffs.add(handoff)
                 handoff.start_claim()
             seq = self._leader.scheduler.add(RequestId(request.request_id), tuple(request.prompt), sampling)
+            if handoff is not None:
+                handoff.bind(seq)
             stream = self._leader.open_stream(seq)
-            event = await _prefilled(stream)
+            event = await _prefilled(stream, handoff)
             prefilled = time.monotonic()
             if handoff is not None:
-                await self._hand_over(handoff, seq, event, num_tokens=len(request.prompt))
+                await _hand_over(handoff, event, num_tokens=len(request.prompt))
             started = stream.first_step_at or began
             return prefill_pb2.PrefillResult(
                 first_token=event.first_token or 0,
@@ -95,51 +126,26 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                 transfer_s=time.monotonic() - prefilled,
             )
         finally:
-            if handoff is None or not handoff.pushing:
-                # Nothing is being read: the prompt's pages, or its place in the queue, are free at once.
-                self._drop(seq)
-            if handoff is not None and not handoff.completed:
-                self._end_later(seq, handoff)
-
-    async def _hand_over(
-        self, handoff: Handoff, seq: SeqId, event: PrefilledEvent, *, num_tokens: int
-    ) -> None:
-        if event.first_token is None:
-            raise InvariantBroken(f"sequence {seq} has a lease but no first token")
-        source = self._leader.scheduler.copies(seq)
-        size = len(source) * self._blueprint.arena.slot_bytes
-        self._leader.pending_push_bytes += size
-        try:
-            await handoff.push(source)
-        finally:
-            self._leader.pending_push_bytes -= size
-        await handoff.complete(
-            FirstToken(token=event.first_token, logprobs=event.first_logprobs), num_tokens=num_tokens
-        )
+            # Pages that a push still reads stay pinned until it is quiet; all else is free at once.
+            self._drop(seq)
+            if handoff is not None:
+                self._handoffs.discard(handoff)
+                if not handoff.completed:
+                    self._end_later(handoff)
 
     async def _open_handoff(self, request: prefill_pb2.PrefillRequest) -> Handoff | None:
         if not request.HasField("lease"):
             return None
         partner = await self._partners.meet(request.lease)
-        return Handoff(
-            request.lease,
-            partner,
-            self._writer,
-            self._leader.ranks,
-            push=next(self._pushes),
-            push_timeout_s=self._blueprint.settings.push_timeout_s,
-        )
+        return Handoff(request.lease, partner, self._writer, self._leader, self._rules)
 
-    def _end_later(self, seq: SeqId | None, handoff: Handoff) -> None:
-        """Free what the request holds on both sides, once nothing of it is being read or written."""
+    def _pump(self) -> None:
+        for handoff in tuple(self._handoffs):
+            handoff.pump()
 
-        async def end() -> None:
-            # Our own pages are free as soon as nothing reads them, though decode may not hear of it for long.
-            await handoff.quiet()
-            self._drop(seq)
-            await handoff.end()
-
-        ending = asyncio.create_task(end())
+    def _end_later(self, handoff: Handoff) -> None:
+        """Free what the request holds in the decode group, once nothing of it is being written."""
+        ending = asyncio.create_task(handoff.end())
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
@@ -158,8 +164,27 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         )
 
 
-async def _prefilled(stream: Stream) -> PrefilledEvent:
-    event = await stream.next()
+async def _prefilled(stream: Stream, handoff: Handoff | None) -> PrefilledEvent:
+    """The computed prompt; raises what makes computing it pointless."""
+    waiting = asyncio.create_task(stream.next())
+    failing = None if handoff is None else asyncio.create_task(handoff.failed())
+    try:
+        tasks = {waiting} if failing is None else {waiting, failing}
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if failing is not None and failing.done() and not waiting.done():
+            raise failing.result()
+        event = await waiting
+    finally:
+        for task in (waiting, failing):
+            if task is not None:
+                task.cancel()
     if not isinstance(event, PrefilledEvent):
         raise InvariantBroken(f"a prefill group told {type(event).__name__} before the prompt was computed")
     return event
+
+
+async def _hand_over(handoff: Handoff, event: PrefilledEvent, *, num_tokens: int) -> None:
+    if event.first_token is None:
+        raise InvariantBroken(f"sequence {event.seq} has a lease but no first token")
+    first = FirstToken(token=event.first_token, logprobs=event.first_logprobs)
+    await handoff.finish(first, num_tokens=num_tokens)

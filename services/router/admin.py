@@ -6,7 +6,7 @@ Invariant: an answer is what the leaders said, never a guess; a group that canno
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from services.router.audits import audit_report
 from services.router.config import RouterConfig
 from services.router.dispatch import Dispatcher
 from services.router.errors import error_response
@@ -26,6 +27,7 @@ from services.router.registry import Registry
 from services.router.schemas import DrainBody, LayoutBody, PinBody, read
 from splash_core.errors import InvalidRequest, NotFound, SplashError
 from splash_core.pb import control_pb2
+from splash_core.rpc.abi import abi_from_pb
 
 _CONSOLE = Path(__file__).with_name("console.html")
 
@@ -83,10 +85,13 @@ class Admin:
         found.sort(key=lambda record: record.get("time", 0))
         return JSONResponse(found[-int(last) :])
 
-    async def audit(self, _: Request) -> Response:
-        """`GET /admin/audit`: every slot and lease of every group, asked now."""
+    async def audit(self, request: Request) -> Response:
+        """`GET /admin/audit?pages=1`: every slot, lease and push of every group, and every page."""
+        asked = request.query_params.get("pages", "0")
+        if asked not in ("0", "1"):
+            raise InvalidRequest(f"pages must be 0 or 1, got {asked!r}", param="pages")
         workers = self.registry.workers.values()
-        audits = await asyncio.gather(*(worker.audit() for worker in workers))
+        audits = await asyncio.gather(*(worker.audit(pages=asked == "1") for worker in workers))
         return JSONResponse(audit_report(audits))
 
     async def policy(self, _: Request) -> Response:
@@ -202,6 +207,11 @@ def layouts_entry(record: GroupRecord) -> dict[str, Any]:
         "group": record.label,
         "phase": record.phase,
         "layout": record.state.layout if record.state is not None else None,
+        "abi": _abi_entry(record),
+        "ranks": [
+            {"rank": rank.rank, "transport": rank.transport}
+            for rank in (record.description.ranks if record.description is not None else ())
+        ],
         "layouts": [
             {
                 "layout": entry.layout,
@@ -214,41 +224,6 @@ def layouts_entry(record: GroupRecord) -> dict[str, Any]:
     }
 
 
-def audit_report(audits: list[control_pb2.GroupAudit]) -> dict[str, Any]:
-    """The answer of `/admin/audit`; `pages_held` counts pages and what a fence still holds."""
-    groups = [_audit_entry(audit) for audit in audits]
-    held = sum(audit.pages_held + sum(rank.quarantined for rank in audit.ranks) for audit in audits)
-    borrowed = sum(audit.borrowed_pages_used for audit in audits)
-    return {"pages_held": held, "borrowed_pages_used": borrowed, "groups": groups}
-
-
-def _audit_entry(audit: control_pb2.GroupAudit) -> dict[str, Any]:
-    return {
-        "group": audit.group,
-        "phase": audit.phase,
-        "layout": audit.layout,
-        "layout_epoch": audit.layout_epoch,
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "slots": rank.slots,
-                "free": rank.free,
-                "weights": rank.weights,
-                "kv": rank.kv,
-                "quarantined": rank.quarantined,
-                "precopied": rank.precopied,
-            }
-            for rank in audit.ranks
-        ],
-        "leases": [
-            {
-                "lease": lease.lease,
-                "state": lease.state,
-                "owner": lease.owner,
-                "writer": lease.writer,
-                "pages": lease.pages,
-                "age_s": lease.age_s,
-            }
-            for lease in audit.leases
-        ],
-    }
+def _abi_entry(record: GroupRecord) -> dict[str, Any] | None:
+    """The group's KV ABI and transport, which its partners must share; None before it was described."""
+    return None if record.description is None else asdict(abi_from_pb(record.description.abi))

@@ -37,6 +37,7 @@ class AttemptHooks:
     leased: Callable[[], None]
     prefilled: Callable[[prefill_pb2.PrefillResult], None]
     first_token: Callable[[], None]
+    decoded: Callable[[decode_pb2.DecodeFinished], None]
 
 
 async def score(
@@ -93,6 +94,7 @@ async def _relay(
         if event.WhichOneof("event") == "tokens":
             yield _tokens(event.tokens)
         event = await _next(stream, decode)
+    hooks.decoded(event.finished)
     # Decode has finished on an acknowledged handoff, so prefill's answer cannot change the result. Both calls
     # are let end by themselves: then both groups have let go before the client sees the end.
     ending = asyncio.create_task(_read_out(stream))

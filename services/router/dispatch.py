@@ -208,7 +208,12 @@ class Dispatcher:
             charge.prefilling = False
             timeline.mark("first_token")
 
-        hooks = AttemptHooks(leased=leased, prefilled=timeline.prefilled, first_token=first_token)
+        hooks = AttemptHooks(
+            leased=leased,
+            prefilled=timeline.prefilled,
+            first_token=first_token,
+            decoded=timeline.decoded,
+        )
         prefill = self.registry.workers[placement.prefill]
         if placement.decode is None:
             return score(job, prefill, hooks)

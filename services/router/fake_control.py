@@ -36,6 +36,8 @@ class FakeGroup:
     layout_epoch: int = 0
     state: str = "ready"
     max_model_len: int = 1024
+    max_request_tokens: int = 1024
+    """What its pool holds of one request."""
     kv_tokens_total: int = 65536
     kv_tokens_projected: int = 0
     incarnation: str = "1"
@@ -68,7 +70,7 @@ class FakeControl(control_pb2_grpc.ControlServicer):
             incarnation=group.incarnation,
             abi=group.abi,
             max_model_len=group.max_model_len,
-            max_request_tokens=group.max_model_len,
+            max_request_tokens=group.max_request_tokens,
             layouts=[
                 control_pb2.LayoutFeasibility(
                     layout="TP", feasible=True, distinct_tokens=group.kv_tokens_total

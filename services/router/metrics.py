@@ -9,6 +9,17 @@ from collections.abc import Iterable, Mapping
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
+_TRAFFIC: Mapping[str, tuple[str, str]] = {
+    "bytes_total": ("counter", "Bytes that a group has moved, by class of traffic and peer."),
+    "operations_total": ("counter", "Moves of a group that have ended, well or not."),
+    "failures_total": ("counter", "Moves of a group that failed or were cancelled."),
+    "in_flight": ("gauge", "Moves of a group that are under way or held back."),
+    "held_seconds_total": ("counter", "Time that moves waited for what they carry to be computed."),
+    "wait_seconds_total": ("counter", "Time that moves waited for their turn on a link."),
+    "moving_seconds_total": ("counter", "Time from the first byte of a move to its end."),
+}
+"""By the names of `splash_core.transport.counters.Count`."""
+
 _HELP: Mapping[str, tuple[str, str]] = {
     "splash_requests_total": ("counter", "Requests answered, by endpoint and HTTP status."),
     "splash_stream_errors_total": ("counter", "Streams that ended with an error object."),
@@ -25,6 +36,7 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "splash_group_kv_tokens_total": ("gauge", "Tokens of KV history that a group can hold."),
     "splash_group_steps_total": ("counter", "Steps a group has finished in its present life."),
     "splash_group_layout_epoch": ("gauge", "Layout epoch of a group: one more for each switch."),
+    **{f"splash_traffic_{name}": entry for name, entry in _TRAFFIC.items()},
 }
 
 Labels = tuple[tuple[str, str], ...]

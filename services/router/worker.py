@@ -56,8 +56,8 @@ class Worker(Protocol):
         """The newest decision records of the layout policy."""
         ...
 
-    async def audit(self) -> control_pb2.GroupAudit:
-        """Every slot and lease of the group."""
+    async def audit(self, *, pages: bool) -> control_pb2.GroupAudit:
+        """Every slot, lease and push of the group; one entry a page, too, if asked for."""
         ...
 
     async def drain(self, *, deadline_s: float) -> control_pb2.DrainResult:
@@ -108,9 +108,9 @@ class GrpcWorker:
         """See `Worker`."""
         return await self._call(self._control.Decisions(control_pb2.DecisionsRequest(last=last)))
 
-    async def audit(self) -> control_pb2.GroupAudit:
+    async def audit(self, *, pages: bool) -> control_pb2.GroupAudit:
         """See `Worker`."""
-        return await self._call(self._control.Audit(control_pb2.AuditRequest()))
+        return await self._call(self._control.Audit(control_pb2.AuditRequest(pages=pages)))
 
     async def drain(self, *, deadline_s: float) -> control_pb2.DrainResult:
         """See `Worker`."""

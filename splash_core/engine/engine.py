@@ -34,7 +34,8 @@ from splash_core.engine.output import (
     start_scores,
 )
 from splash_core.engine.precopying import PrecopyExecution
-from splash_core.engine.spans import HostSpan, Span, StreamSpan
+from splash_core.engine.progress import StepProgress
+from splash_core.engine.spans import HostSpan, Span, StreamSpan, fences_of
 from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
 from splash_core.engine.switching import SwitchExecution
 from splash_core.errors import InvariantBroken
@@ -73,6 +74,8 @@ class RankEngine:
         self.mover: StateMover = ExchangingMover(ctx.arena, comms.transfer, ctx.kernels)
         """Moves this rank's state; benchmarks use it by itself."""
         self._gpu: Gpu | None = CudaGpu(ctx.device) if ctx.device.type == "cuda" else None
+        self.progress = StepProgress(ctx.spec.num_mla_layers)
+        self._fence = fences_of(self._gpu)
         self.mark: Marker = no_marks
         """Told where each step stands; set by benchmarks."""
 
@@ -183,6 +186,7 @@ class RankEngine:
         span = self._new_span()
         received = self.mover.bytes_received
         self.mark(StepPoint.BEGIN, NO_LAYER)
+        self.progress.begin(plan.step)
         switch = self._begin_switch(plan)
         self.mark(StepPoint.MOVED, NO_LAYER)
         ahead = self._precopy(plan)
@@ -198,6 +202,7 @@ class RankEngine:
                 ahead.start()  # after the manifest: it may read what that has moved
             ahead.finish()
         self.mark(StepPoint.END, NO_LAYER)
+        self.progress.end(self._fence)
         span.end()
         return EnqueuedStep(
             plan=plan,
@@ -277,6 +282,7 @@ class RankEngine:
 
         def wait_layer(layer: int) -> None:
             self.mark(StepPoint.WANTED, layer)
+            self.progress.reached(layer, self._fence)
             if switch is not None:
                 switch.wait_layer(layer)
             self.mark(StepPoint.READY, layer)

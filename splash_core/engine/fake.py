@@ -11,6 +11,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
+from splash_core.engine.progress import StepProgress
 from splash_core.engine.running import EndedStep
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId, SeqId, StepId
@@ -58,8 +59,17 @@ class FakeEngine:
     """One rank; same interface as the real engine."""
 
     def __init__(
-        self, *, rank: RankId, num_ranks: int, vocab: int, page_size: int, step_s: float = 0.0
+        self,
+        *,
+        rank: RankId,
+        num_ranks: int,
+        vocab: int,
+        page_size: int,
+        num_layers: int = 1,
+        step_s: float = 0.0,
     ) -> None:
+        self.progress = StepProgress(num_layers)
+        self._num_layers = num_layers
         self._rank = rank
         self._num_ranks = num_ranks
         self._vocab = vocab
@@ -74,6 +84,7 @@ class FakeEngine:
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step and report the tokens of the sequences at home here (seq mod T)."""
         began = time.perf_counter()
+        self.progress.begin(plan.step)
         for seq in plan.finished:
             self._mirrors.pop(seq, None)
         for new in plan.started:
@@ -86,8 +97,11 @@ class FakeEngine:
             self._run(row, drawn, scored)
             if row.sample:
                 self._mirror(row.seq).drew_in = plan.step
-        if self._step_s:
-            time.sleep(self._step_s)
+        for layer in range(self._num_layers):
+            self.progress.reached(layer)
+            if self._step_s:
+                time.sleep(self._step_s / self._num_layers)
+        self.progress.end()
         return StepResult(
             step=plan.step,
             rank=self._rank,

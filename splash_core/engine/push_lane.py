@@ -1,41 +1,51 @@
 """A rank's pushes, off the step loop: a thread with its own connection to the leader starts and reports them.
 
-Steps and pushes may overlap: the leader orders a push only after every rank has reported the step that filled
-its pages, and it holds those pages pinned until the report, so no later step or switch touches them. What a
-push costs is then its own bytes, never the length of the step that happens to run. Invariant: when this lane
-fails, the leader has heard of it, and the step loop goes no further.
+Steps and pushes overlap: an order names the step that fills its pages, and the lane holds each layer range
+back until the step loop has computed it. The leader keeps the pages pinned until the report, so no later step
+or switch touches them. What a push costs is then its own bytes, never the length of the step that happens to
+run. Invariant: when this lane fails, the leader has heard of it, and the step loop goes no further.
 """
 
 import logging
 import threading
+import time
 from types import TracebackType
 
+from splash_core.engine.progress import StepProgress
 from splash_core.engine.pushing import Pusher
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
 from splash_core.pb import rank_pb2
 from splash_core.rpc.link import PUSH_LANE, RankLink
+from splash_core.rpc.traffic import samples_to_pb
+from splash_core.transport.counters import Sample
 
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.1
 _BUSY_POLL_S = 0.001
+_TELL_TRAFFIC_S = 0.2
+"""How often counts are told at most."""
 
 
 class PushLane:
     """A context manager: inside the block, pushes are served."""
 
-    def __init__(self, pusher: Pusher, address: str, rank: RankId) -> None:
+    def __init__(self, pusher: Pusher, progress: StepProgress, address: str, rank: RankId) -> None:
         """Nothing runs yet.
 
         Args:
             pusher: the rank's; used by the lane's thread only.
+            progress: of the rank's steps.
             address: where the leader listens.
             rank: this rank.
         """
         self._pusher = pusher
+        self._progress = progress
         self._address = address
         self._rank = rank
         self._closing = threading.Event()
+        self._tell_at = 0.0
+        self._told: tuple[Sample, ...] = ()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="push-lane", daemon=True)
 
@@ -79,6 +89,25 @@ class PushLane:
     def _turn(self, link: RankLink) -> None:
         message = link.receive(_BUSY_POLL_S if self._pusher.busy else _IDLE_POLL_S)
         if message is not None:
-            self._pusher.start(message.push)
+            self._take(message)
+        self._progress.poll()
+        self._pusher.advance(self._progress)
         for report in self._pusher.finished(self._rank):
             link.send(rank_pb2.FromRank(push=report))
+        self._tell_traffic(link)
+
+    def _tell_traffic(self, link: RankLink) -> None:
+        now = time.monotonic()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + _TELL_TRAFFIC_S
+        samples = self._pusher.samples()
+        if samples != self._told:
+            self._told = samples
+            link.send(rank_pb2.FromRank(traffic=rank_pb2.RankTraffic(samples=samples_to_pb(samples))))
+
+    def _take(self, message: rank_pb2.ToRank) -> None:
+        if message.WhichOneof("message") == "cancel_push":
+            self._pusher.cancel(message.cancel_push)
+        else:
+            self._pusher.start(message.push)

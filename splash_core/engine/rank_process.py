@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from splash_core.engine.fake import FakeEngine
+from splash_core.engine.progress import StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.running import RunningStep
@@ -48,6 +49,11 @@ _REPORT_S = 0.25
 class Engine(Protocol):
     """What computes a rank's steps: the real engine, or the one without weights."""
 
+    @property
+    def progress(self) -> StepProgress:
+        """How far it is."""
+        ...
+
     def begin(self, plan: StepPlan) -> RunningStep:
         """Begin with one plan."""
         ...
@@ -69,6 +75,7 @@ def _engine(
             num_ranks=config.num_ranks,
             vocab=spec.vocab,
             page_size=config.page_size,
+            num_layers=spec.num_mla_layers,
             step_s=config.fake_step_s,
         )
         return
@@ -81,7 +88,7 @@ def _engine(
 
 def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
     began = time.perf_counter()
-    check_reach(config.device, "shm")
+    check_reach(config.device, config.transport)
     spec = ModelSpec.from_checkpoint(Path(config.checkpoint), name=config.model_name)
     arena = ArenaMap.build(
         spec,
@@ -90,13 +97,19 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         elem_bytes=ELEM_BYTES[config.dtype],
         arena_bytes=config.arena_bytes,
     )
-    abi = kv_abi(spec, dtype=config.dtype, page_size=config.page_size, fingerprint=config.fingerprint)
+    abi = kv_abi(
+        spec,
+        dtype=config.dtype,
+        page_size=config.page_size,
+        fingerprint=config.fingerprint,
+        transport=config.transport.speaks,
+    )
     with (
-        Pusher.open(arena, abi) as pusher,
+        Pusher.open(arena, abi, config.transport) as pusher,
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,
-        PushLane(pusher, config.link, rank) as lane,
+        PushLane(pusher, engine.progress, config.link, rank) as lane,
     ):
         address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
         ready = rank_pb2.RankReady(

@@ -5,10 +5,12 @@ not overlap.
 """
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from typing_extensions import override
 
+from splash_core.engine.progress import Fence
 from splash_core.engine.stream_lane import Gpu
 
 
@@ -74,3 +76,16 @@ class StreamSpan(Span):
     def seconds(self) -> float:
         self._ended.synchronize()
         return self._began.elapsed_time(self._ended) / 1e3
+
+
+def fences_of(gpu: Gpu | None) -> Callable[[], Fence] | None:
+    """What marks all that is enqueued so far on the stream that computes; None where nothing is enqueued."""
+    if gpu is None:
+        return None
+
+    def fence() -> Fence:
+        event = gpu.event()
+        event.record(gpu.compute())
+        return event
+
+    return fence

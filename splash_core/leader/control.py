@@ -8,12 +8,14 @@ import grpc.aio
 from splash_core.errors import InvalidRequest, SplashError, Unavailable
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, Layout
+from splash_core.leader.audits import audit_to_pb
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
 from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
 from splash_core.rpc.abi import abi_to_pb
 from splash_core.rpc.errors import abort
+from splash_core.rpc.traffic import samples_to_pb
 from splash_core.scheduling.sequence import SeqState
 from splash_core.switch.manifest import SwitchMode
 
@@ -87,6 +89,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             kv_tokens_projected=tokens.projected,
             step_age_s=leader.step_age_s,
             failure=str(leader.failure or ""),
+            traffic=samples_to_pb(leader.ranks.traffic.samples()),
         )
 
     async def SetLayout(
@@ -154,40 +157,10 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def Audit(
         self, request: control_pb2.AuditRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GroupAudit:
-        """Every slot and every lease."""
-        del request, context
-        audit = self._leader.scheduler.audit()
-        return control_pb2.GroupAudit(
-            group=audit.group,
-            phase=self._blueprint.phase.value,
-            layout=audit.layout.value,
-            layout_epoch=audit.epoch,
-            ranks=[
-                control_pb2.RankAudit(
-                    rank=rank.rank,
-                    slots=rank.slots,
-                    free=rank.free,
-                    weights=rank.weights,
-                    kv=rank.kv,
-                    quarantined=rank.quarantined,
-                    precopied=rank.precopied,
-                )
-                for rank in audit.ranks
-            ],
-            leases=[
-                control_pb2.LeaseAudit(
-                    lease=lease.lease,
-                    state=lease.state.value,
-                    owner=lease.owner,
-                    writer=lease.writer,
-                    pages=lease.pages,
-                    age_s=lease.age_s,
-                )
-                for lease in audit.leases
-            ],
-            borrowed_pages_used=audit.borrowed_pages_used,
-            pages_held=audit.pages_held,
-        )
+        """Every slot, lease and push; every page where asked for."""
+        del context
+        audit = self._leader.scheduler.audit(every_page=request.pages)
+        return audit_to_pb(audit, phase=self._blueprint.phase.value)
 
     async def Drain(
         self, request: control_pb2.DrainRequest, context: grpc.aio.ServicerContext

@@ -210,6 +210,7 @@ class GroupLeader:
         self.deliver(self.scheduler.take_events())
         if plan is None:
             return False
+        self._part.planned(plan)
         await self.ranks.begin(plan)
         self._sent.append(plan)
         if len(self._sent) == 1:

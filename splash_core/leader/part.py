@@ -4,6 +4,7 @@ from typing import Protocol
 
 from splash_core.errors import GroupFailed
 from splash_core.policy.snapshot import WaitingSequence
+from splash_core.scheduling.step import StepPlan
 
 
 class PhasePart(Protocol):
@@ -15,6 +16,10 @@ class PhasePart(Protocol):
 
     def before_step(self) -> None:
         """Called at each step boundary: admit what has room now."""
+        ...
+
+    def planned(self, plan: StepPlan) -> None:
+        """Called with each step, before the ranks have it."""
         ...
 
     def failed(self, error: GroupFailed) -> None:
@@ -31,6 +36,9 @@ class NoPart:
 
     def before_step(self) -> None:
         """Nobody to admit."""
+
+    def planned(self, plan: StepPlan) -> None:
+        """Nothing goes with it."""
 
     def failed(self, error: GroupFailed) -> None:
         """Nobody to tell."""

@@ -16,11 +16,13 @@ from pathlib import Path
 from splash_core.environment import child_environment
 from splash_core.errors import GroupFailed
 from splash_core.ids import RankId, StepId
+from splash_core.leader.traffic import GroupTraffic
 from splash_core.obs.logging import last_lines
 from splash_core.pb import rank_pb2
 from splash_core.rpc.codec import plan_to_pb, result_from_pb
 from splash_core.rpc.link import LeaderLink
 from splash_core.rpc.rank_config import RankConfig
+from splash_core.rpc.traffic import samples_from_pb
 from splash_core.scheduling.step import StepPlan, StepResult
 
 _log = logging.getLogger("splash.leader.ranks")
@@ -77,6 +79,7 @@ class RankPool:
         self._failure: asyncio.Future[GroupFailed] = asyncio.get_running_loop().create_future()
         self._stopping = False
         self.last_progress = time.monotonic()
+        self.traffic = GroupTraffic()
 
     @property
     def failure(self) -> GroupFailed | None:
@@ -138,6 +141,7 @@ class RankPool:
         await self._wait(reports.complete, timeout_s, late, reports.results.keys)
         del self._reports[step]
         self.last_progress = time.monotonic()
+        self.traffic.step_ended(tuple(reports.results.values()))
         return tuple(reports.results[RankId(rank)] for rank in range(self._config.num_ranks))
 
     async def push(
@@ -161,6 +165,12 @@ class RankPool:
             ranks = ", ".join(map(str, silent))
             self.fail(f"rank {ranks} did not report the end of a push within {timeout_s:g} s")
         return [await future for future in waits.values()]
+
+    async def cancel_push(self, push: int) -> None:
+        """Have ranks end a push early; it is reported all the same."""
+        for known, rank in tuple(self._pushes):
+            if known == push:
+                await self._send(rank, rank_pb2.ToRank(cancel_push=push))
 
     async def stop(self, *, grace_s: float = 2.0) -> None:
         """End the ranks: asked first, then killed."""
@@ -247,12 +257,8 @@ class RankPool:
             elif kind == "pushes_open":
                 self._push_lanes.add(rank)
                 self._note_ready()
-            elif kind == "loading":
-                self._loading[rank] = message.loading
-                entries = self._loading.values()
-                self._on_loading(
-                    sum(entry.done_bytes for entry in entries), sum(entry.total_bytes for entry in entries)
-                )
+            elif kind in ("loading", "traffic"):
+                self._note_numbers(rank, message)
             elif kind == "step":
                 self._note_result(rank, result_from_pb(message.step))
             elif kind == "push":
@@ -270,6 +276,16 @@ class RankPool:
         reports.results[rank] = result
         if len(reports.results) == self._config.num_ranks:
             reports.complete.set()
+
+    def _note_numbers(self, rank: RankId, message: rank_pb2.FromRank) -> None:
+        if message.HasField("traffic"):
+            self.traffic.rank_told(rank, samples_from_pb(message.traffic.samples))
+            return
+        self._loading[rank] = message.loading
+        entries = self._loading.values()
+        self._on_loading(
+            sum(entry.done_bytes for entry in entries), sum(entry.total_bytes for entry in entries)
+        )
 
     def _note_ready(self) -> None:
         """A rank is ready once it has said so and its push lane is connected too."""

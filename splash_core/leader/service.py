@@ -241,4 +241,5 @@ class GroupProcess:
             graph_buckets=decode_buckets(settings.max_running, settings.ranks),
             graph_bytes=settings.graph_bytes,
             fake_step_s=settings.fake_step_s,
+            transport=blueprint.transport,
         )

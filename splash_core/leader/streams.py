@@ -4,6 +4,7 @@ Invariant: events come in the order in which they were put, and nothing comes af
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from splash_core.errors import SplashError
@@ -20,8 +21,20 @@ class Stream:
     first_step_at: float | None = None
     """When the first step with the sequence began, seconds on the monotonic clock."""
 
+    first_event_at: float | None = None
+    """When the first event came."""
+
+    @property
+    def wait_s(self) -> float:
+        """From the first event to the first step: how long a handoff that has landed waited to run."""
+        if self.first_event_at is None or self.first_step_at is None:
+            return 0.0
+        return max(self.first_step_at - self.first_event_at, 0.0)
+
     def put(self, event: SeqEvent | SplashError) -> None:
         """Append."""
+        if self.first_event_at is None:
+            self.first_event_at = time.monotonic()
         self._events.put_nowait(event)
 
     async def next(self) -> SeqEvent:

@@ -50,7 +50,7 @@ class StateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "kv_tokens_projected", "step_age_s", "failure")
+    __slots__ = ("group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "kv_tokens_projected", "step_age_s", "failure", "traffic")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class GroupState(_message.Message):
     KV_TOKENS_PROJECTED_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     group: str
     phase: str
     state: str
@@ -81,7 +82,8 @@ class GroupState(_message.Message):
     kv_tokens_projected: int
     step_age_s: float
     failure: str
-    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., state: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[int] = ..., steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., kv_tokens_projected: _Optional[int] = ..., step_age_s: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
+    traffic: _containers.RepeatedCompositeFieldContainer[_common_pb2.TrafficSample]
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., state: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[int] = ..., steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., kv_tokens_projected: _Optional[int] = ..., step_age_s: _Optional[float] = ..., failure: _Optional[str] = ..., traffic: _Optional[_Iterable[_Union[_common_pb2.TrafficSample, _Mapping]]] = ...) -> None: ...
 
 class SetLayoutRequest(_message.Message):
     __slots__ = ("layout", "mode", "hold_s")
@@ -142,8 +144,10 @@ class DecisionsResult(_message.Message):
     def __init__(self, records: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: bool
+    def __init__(self, pages: _Optional[bool] = ...) -> None: ...
 
 class RankAudit(_message.Message):
     __slots__ = ("rank", "slots", "free", "weights", "kv", "quarantined", "precopied")
@@ -179,8 +183,42 @@ class LeaseAudit(_message.Message):
     age_s: float
     def __init__(self, lease: _Optional[str] = ..., state: _Optional[str] = ..., owner: _Optional[str] = ..., writer: _Optional[str] = ..., pages: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
+class PushAudit(_message.Message):
+    __slots__ = ("push", "owner", "lease", "pages", "age_s")
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    push: int
+    owner: str
+    lease: str
+    pages: int
+    age_s: float
+    def __init__(self, push: _Optional[int] = ..., owner: _Optional[str] = ..., lease: _Optional[str] = ..., pages: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class PageAudit(_message.Message):
+    __slots__ = ("page", "slots", "owner", "state", "lease", "writer", "pushes", "age_s")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    page: int
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    owner: str
+    state: str
+    lease: str
+    writer: str
+    pushes: _containers.RepeatedScalarFieldContainer[int]
+    age_s: float
+    def __init__(self, page: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ..., state: _Optional[str] = ..., lease: _Optional[str] = ..., writer: _Optional[str] = ..., pushes: _Optional[_Iterable[int]] = ..., age_s: _Optional[float] = ...) -> None: ...
+
 class GroupAudit(_message.Message):
-    __slots__ = ("group", "phase", "layout", "layout_epoch", "ranks", "leases", "borrowed_pages_used", "pages_held")
+    __slots__ = ("group", "phase", "layout", "layout_epoch", "ranks", "leases", "borrowed_pages_used", "pages_held", "pushes", "pages")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +227,8 @@ class GroupAudit(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     BORROWED_PAGES_USED_FIELD_NUMBER: _ClassVar[int]
     PAGES_HELD_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     group: str
     phase: str
     layout: str
@@ -197,7 +237,9 @@ class GroupAudit(_message.Message):
     leases: _containers.RepeatedCompositeFieldContainer[LeaseAudit]
     borrowed_pages_used: int
     pages_held: int
-    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankAudit, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseAudit, _Mapping]]] = ..., borrowed_pages_used: _Optional[int] = ..., pages_held: _Optional[int] = ...) -> None: ...
+    pushes: _containers.RepeatedCompositeFieldContainer[PushAudit]
+    pages: _containers.RepeatedCompositeFieldContainer[PageAudit]
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankAudit, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseAudit, _Mapping]]] = ..., borrowed_pages_used: _Optional[int] = ..., pages_held: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[PushAudit, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[PageAudit, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_s",)

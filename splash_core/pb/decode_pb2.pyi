@@ -36,12 +36,14 @@ class DecodedTokens(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DecodeFinished(_message.Message):
-    __slots__ = ("reason", "stop_token")
+    __slots__ = ("reason", "stop_token", "wait_s")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     reason: str
     stop_token: int
-    def __init__(self, reason: _Optional[str] = ..., stop_token: _Optional[int] = ...) -> None: ...
+    wait_s: float
+    def __init__(self, reason: _Optional[str] = ..., stop_token: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class LeaseClaim(_message.Message):
     __slots__ = ("lease", "attempt", "incarnation", "writer")
@@ -80,7 +82,7 @@ class Writer(_message.Message):
     def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.Process, _Mapping]]] = ...) -> None: ...
 
 class HandoffComplete(_message.Message):
-    __slots__ = ("lease", "attempt", "incarnation", "num_tokens", "checksum", "first_token", "first_logprobs", "writer")
+    __slots__ = ("lease", "attempt", "incarnation", "num_tokens", "checksum", "first_token", "first_logprobs", "writer", "num_pages", "num_layers", "bytes", "first_position")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +91,10 @@ class HandoffComplete(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FIRST_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     lease: str
     attempt: int
     incarnation: str
@@ -97,7 +103,11 @@ class HandoffComplete(_message.Message):
     first_token: int
     first_logprobs: _common_pb2.TokenLogprobs
     writer: str
-    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., num_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., first_token: _Optional[int] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., writer: _Optional[str] = ...) -> None: ...
+    num_pages: int
+    num_layers: int
+    bytes: int
+    first_position: int
+    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., num_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., first_token: _Optional[int] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., writer: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_layers: _Optional[int] = ..., bytes: _Optional[int] = ..., first_position: _Optional[int] = ...) -> None: ...
 
 class HandoffAck(_message.Message):
     __slots__ = ("accepted", "reason")

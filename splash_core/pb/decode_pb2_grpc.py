@@ -70,7 +70,8 @@ class DecodeServicer:
     def ClaimLease(self, request, context):
         """A prefill group says: I am about to write the pages of this lease. Refused once the lease has ended, so
         that nobody writes pages that may be used again; from here on the pages stay quarantined until the writer
-        completes, abandons, or is proven dead.
+        completes, abandons, or is proven dead. The same writer may claim the next attempt, when it has to write
+        all pages anew: messages of the attempt before are refused from then on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -176,14 +176,26 @@ class StepResult(_message.Message):
     def __init__(self, step: _Optional[int] = ..., rank: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., switch_bytes_received: _Optional[int] = ..., total_s: _Optional[float] = ..., switch_wait_s: _Optional[float] = ..., precopy_bytes_received: _Optional[int] = ...) -> None: ...
 
 class PushPages(_message.Message):
-    __slots__ = ("push", "targets", "deadline_s")
+    __slots__ = ("push", "targets", "deadline_s", "step", "layer_ends", "lease", "attempt", "incarnation", "group")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAYER_ENDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     push: int
     targets: _containers.RepeatedCompositeFieldContainer[PushTarget]
     deadline_s: float
-    def __init__(self, push: _Optional[int] = ..., targets: _Optional[_Iterable[_Union[PushTarget, _Mapping]]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    step: int
+    layer_ends: _containers.RepeatedScalarFieldContainer[int]
+    lease: str
+    attempt: int
+    incarnation: str
+    group: str
+    def __init__(self, push: _Optional[int] = ..., targets: _Optional[_Iterable[_Union[PushTarget, _Mapping]]] = ..., deadline_s: _Optional[float] = ..., step: _Optional[int] = ..., layer_ends: _Optional[_Iterable[int]] = ..., lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
 
 class PushTarget(_message.Message):
     __slots__ = ("peer", "src_slot", "dst_slot")
@@ -196,16 +208,26 @@ class PushTarget(_message.Message):
     def __init__(self, peer: _Optional[_Union[_common_pb2.RankAddress, _Mapping]] = ..., src_slot: _Optional[_Iterable[int]] = ..., dst_slot: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PushResult(_message.Message):
-    __slots__ = ("push", "rank", "error", "bytes")
+    __slots__ = ("push", "rank", "error", "bytes", "held_s", "writing_s")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    WRITING_S_FIELD_NUMBER: _ClassVar[int]
     push: int
     rank: int
     error: str
     bytes: int
-    def __init__(self, push: _Optional[int] = ..., rank: _Optional[int] = ..., error: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    held_s: float
+    writing_s: float
+    def __init__(self, push: _Optional[int] = ..., rank: _Optional[int] = ..., error: _Optional[str] = ..., bytes: _Optional[int] = ..., held_s: _Optional[float] = ..., writing_s: _Optional[float] = ...) -> None: ...
+
+class RankTraffic(_message.Message):
+    __slots__ = ("samples",)
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.RepeatedCompositeFieldContainer[_common_pb2.TrafficSample]
+    def __init__(self, samples: _Optional[_Iterable[_Union[_common_pb2.TrafficSample, _Mapping]]] = ...) -> None: ...
 
 class RankLoading(_message.Message):
     __slots__ = ("done_bytes", "total_bytes")
@@ -238,27 +260,31 @@ class RankFailure(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ToRank(_message.Message):
-    __slots__ = ("step", "push", "stop")
+    __slots__ = ("step", "push", "stop", "cancel_push")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_PUSH_FIELD_NUMBER: _ClassVar[int]
     step: StepPlan
     push: PushPages
     stop: bool
-    def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ...) -> None: ...
+    cancel_push: int
+    def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ..., cancel_push: _Optional[int] = ...) -> None: ...
 
 class FromRank(_message.Message):
-    __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open")
+    __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open", "traffic")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     PUSHES_OPEN_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     ready: RankReady
     step: StepResult
     push: PushResult
     failure: RankFailure
     loading: RankLoading
     pushes_open: bool
-    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ..., pushes_open: _Optional[bool] = ...) -> None: ...
+    traffic: RankTraffic
+    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ..., pushes_open: _Optional[bool] = ..., traffic: _Optional[_Union[RankTraffic, _Mapping]] = ...) -> None: ...

@@ -36,7 +36,7 @@ class LeaderLink:
 
     async def send(self, rank: RankId, message: rank_pb2.ToRank) -> None:
         """Send one frame to a rank, a push to its push lane; raises `GroupFailed` if not connected."""
-        lane = PUSH_LANE if message.HasField("push") else ""
+        lane = PUSH_LANE if message.WhichOneof("message") in ("push", "cancel_push") else ""
         try:
             await self._socket.send_multipart([f"{rank}{lane}".encode(), message.SerializeToString()])
         except zmq.ZMQError as error:

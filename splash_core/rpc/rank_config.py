@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splash_core.layout.layout import Layout
+from splash_core.transport.options import TransportOptions
 
 ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
 """Bytes per number of weights and KV, by the name of the type."""
@@ -57,6 +58,8 @@ class RankConfig:
     """Device memory that they may take."""
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
+    transport: TransportOptions = TransportOptions()
+    """How they reach other groups' memory."""
 
     def write(self, path: Path) -> None:
         """Store as JSON."""
@@ -66,8 +69,10 @@ class RankConfig:
     def read(cls, path: Path) -> "RankConfig":
         """Load what `write` stored."""
         raw = json.loads(path.read_text())
-        graphs = {
+        parsed = {
+            "layout": Layout(raw["layout"]),
             "graph_layouts": tuple(map(Layout, raw["graph_layouts"])),
             "graph_buckets": tuple(raw["graph_buckets"]),
+            "transport": TransportOptions(**raw["transport"]),
         }
-        return cls(**raw | graphs | {"layout": Layout(raw["layout"])})
+        return cls(**raw | parsed)

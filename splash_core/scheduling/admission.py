@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from splash_core.ids import PageId, RankId
 from splash_core.layout.layout import KvMode, KvPlacement
 from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.residency import Present, Residency, spread
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
@@ -29,13 +30,20 @@ class Admission:
     """Judges room for sequences that do not hold pages yet."""
 
     def __init__(
-        self, *, roster: Roster, residency: Residency, present: Present, config: SchedulerConfig
+        self,
+        *,
+        roster: Roster,
+        residency: Residency,
+        present: Present,
+        pushes: PushBook,
+        config: SchedulerConfig,
     ) -> None:
         self.quarantine: list[PageId] = []
         """Pages without a sequence that a writer outside may still reach."""
         self._roster = roster
         self._residency = residency
         self._present = present
+        self._pushes = pushes
         self._config = config
         self._turn = 0
 
@@ -44,7 +52,7 @@ class Admission:
         residency = self._residency
         size = residency.num_ranks
         load = Load(charged=[0] * size, due=[0] * size, owned=[0] * size)
-        for page in self.quarantine:
+        for page in (*self.quarantine, *self._pushes.left_over):
             for rank in residency.table.ranks(page):
                 load.charged[rank] += 1
         for sequence in self._roster.active():

@@ -15,6 +15,7 @@ from splash_core.scheduling.intake import Intake
 from splash_core.scheduling.limits import max_request_tokens
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.plan_writer import PlanWriter
+from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.results import Retirement
 from splash_core.scheduling.sequence import Roster
@@ -31,6 +32,7 @@ class Machinery:
     present: Present
     roster: Roster
     residency: Residency
+    pushes: PushBook
     admission: Admission
     intake: Intake
     batcher: Batcher
@@ -58,7 +60,8 @@ def assemble(
     roster = Roster()
     mirrors = Mirrors()
     residency = Residency(table=PageTable(arena), roster=roster, mirrors=mirrors, present=present)
-    admission = Admission(roster=roster, residency=residency, present=present, config=config)
+    pushes = PushBook(table=residency.table, roster=roster, clock=clock)
+    admission = Admission(roster=roster, residency=residency, present=present, pushes=pushes, config=config)
     intake = Intake(
         roster=roster, residency=residency, admission=admission, config=config, limit=limit, clock=clock
     )
@@ -67,11 +70,17 @@ def assemble(
         present=present,
         roster=roster,
         residency=residency,
+        pushes=pushes,
         admission=admission,
         intake=intake,
         batcher=Batcher(roster=roster, residency=residency, admission=admission, config=config),
         switcher=Switcher(
-            roster=roster, residency=residency, present=present, mirrors=mirrors, config=config
+            roster=roster,
+            residency=residency,
+            present=present,
+            mirrors=mirrors,
+            pushes=pushes,
+            config=config,
         ),
         writer=PlanWriter(spec=spec, roster=roster, mirrors=mirrors, residency=residency, present=present),
         retirement=Retirement(roster=roster, intake=intake, role=config.role),

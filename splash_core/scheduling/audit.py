@@ -10,6 +10,8 @@ from splash_core.layout.layout import RULES, Layout, shown_layouts
 from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.leases import OpenLease
+from splash_core.scheduling.page_audit import PageAuditData, page_audit
+from splash_core.scheduling.pushes import OpenPush, PushBook
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
@@ -42,6 +44,9 @@ class GroupAuditData:
     """Pages that hold slots; 0 after a drain."""
     ranks: tuple[RankAuditData, ...]
     leases: tuple[OpenLease, ...]
+    pushes: tuple[OpenPush, ...]
+    pages: tuple[PageAuditData, ...]
+    """Empty unless asked for."""
     borrowed_pages_used: int
     """Borrowed slots that have held KV pages at least once since start."""
 
@@ -68,8 +73,15 @@ class Views:
         self._present = present
         self._config = config
 
-    def audit(self, leases: tuple[OpenLease, ...]) -> GroupAuditData:
-        """Count every slot."""
+    def audit(
+        self,
+        leases: tuple[OpenLease, ...],
+        pushes: tuple[OpenPush, ...],
+        *,
+        now: float,
+        every_page: bool,
+    ) -> GroupAuditData:
+        """Count every slot; list every page, too, if asked to."""
         table = self._residency.table
         return GroupAuditData(
             group=self._config.group,
@@ -79,6 +91,8 @@ class Views:
             pages_held=table.num_pages,
             ranks=tuple(self._rank(RankId(rank)) for rank in range(table.num_ranks)),
             leases=leases,
+            pushes=pushes,
+            pages=page_audit(table, self._roster, leases, pushes, now=now) if every_page else (),
             borrowed_pages_used=len(self._residency.borrowed_used),
         )
 
@@ -191,7 +205,7 @@ class Views:
         return tuple(tokens)
 
 
-def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId]) -> None:
+def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId], pushes: PushBook) -> None:
     """Prove that pages, pins and states agree.
 
     Raises:
@@ -199,7 +213,8 @@ def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId
     """
     table = residency.table
     table.check_integrity()
-    known: set[PageId] = set(quarantine)
+    known: set[PageId] = {*quarantine, *pushes.left_over}
+    pushed = pushes.pages
     for sequence in roster:
         name = f"sequence {sequence.seq} ({sequence.state})"
         if sequence.holds_pages is False and (sequence.pages or sequence.cached):
@@ -212,7 +227,7 @@ def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId
             if page in known:
                 raise InvariantBroken(f"{name}: page {page} has another user")
             known.add(page)
-            pinned = sequence.state in (SeqState.LEASED, SeqState.HANDOFF)
+            pinned = sequence.state in (SeqState.LEASED, SeqState.HANDOFF) or page in pushed
             if table.is_pinned(page) is not pinned:
                 raise InvariantBroken(f"{name}: page {page} is {'not ' if pinned else ''}pinned")
             in_place = table.ranks(page) == tuple(sorted(placement.ranks_of_page(index)))

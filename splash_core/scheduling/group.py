@@ -21,6 +21,7 @@ from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan, StepResult, TokenLogprobs
 from splash_core.scheduling.switching import Boundary
@@ -130,6 +131,11 @@ class GroupScheduler:
         if sequence is not None and sequence.state is SeqState.HANDOFF:
             self._parts.intake.release(sequence)
 
+    @property
+    def pushes(self) -> PushBook:
+        """What may be pushed out of this group, and what is under way."""
+        return self._parts.pushes
+
     def copies(self, seq: SeqId) -> tuple[tuple[PageCopy, ...], ...]:
         """Where each page of a sequence is: the source of a handoff."""
         table = self._parts.residency.table
@@ -182,6 +188,7 @@ class GroupScheduler:
         if not rows and boundary.manifest is None and ahead is None:
             return None
         plan = self._parts.writer.write(rows, boundary, ahead)
+        self._parts.pushes.planned(plan)
         self._under_way.send(SentStep(plan, rows, layout, epoch, boundary.ahead))
         return plan
 
@@ -270,9 +277,10 @@ class GroupScheduler:
             switch_pending=self._parts.switcher.pending,
         )
 
-    def audit(self) -> GroupAuditData:
-        """Every slot and every lease of the group."""
-        return self._parts.views.audit(self._parts.intake.opened())
+    def audit(self, *, every_page: bool = False) -> GroupAuditData:
+        """Every slot, lease and push of the group; one entry a page, too, if asked to."""
+        leases, pushes = self._parts.intake.opened(), self._parts.pushes.opened()
+        return self._parts.views.audit(leases, pushes, now=self._clock(), every_page=every_page)
 
     def kv_tokens(self) -> KvTokens:
         """Tokens used, offered and promised."""
@@ -280,6 +288,11 @@ class GroupScheduler:
 
     def check_integrity(self) -> None:
         """Prove the invariants of the group; raises `InvariantBroken`."""
-        check_integrity(self._parts.roster, self._parts.residency, self._parts.admission.quarantine)
+        check_integrity(
+            self._parts.roster,
+            self._parts.residency,
+            self._parts.admission.quarantine,
+            self._parts.pushes,
+        )
         page_size = self._parts.residency.table.arena.page_size
         self._under_way.check_integrity(self._parts.roster, page_size=page_size)

@@ -43,7 +43,7 @@ class Intake:
         self._limit = limit
         self._rules = RULES_OF_ROLE[config.role]
         self._clock = clock
-        self._leases = LeaseBook(config.incarnation)
+        self._leases = LeaseBook(config.incarnation, residency.table.arena)
 
     def add(self, request_id: RequestId, prompt: tuple[int, ...], sampling: SamplingParams) -> SeqId:
         """Queue a prompt to be computed here."""
@@ -166,6 +166,7 @@ class Intake:
             held_tokens=held,
             max_drawn=self._rules.max_drawn(sampling),
             rotation=seq % self._residency.num_ranks,
+            since=self._clock(),
         )
 
     def _grant(self, sequence: Sequence) -> Grant:

@@ -13,11 +13,12 @@ Invariant: the pages of a lease are pinned exactly until its writer can no longe
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from splash_core.errors import Conflict
 from splash_core.ids import Incarnation, LeaseId, PageId, RequestId, SeqId
+from splash_core.layout.slots import ArenaMap
 from splash_core.switch.handoff import LandingPage
 
 COMPLETED_REMEMBERED = 4096
@@ -50,6 +51,22 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """How much a writer has written."""
+
+    pages: int
+    layers: int
+    """Of each page."""
+    num_bytes: int
+    """Of all pages."""
+
+    @classmethod
+    def whole(cls, pages: int, arena: ArenaMap) -> "Written":
+        """So many whole pages."""
+        return cls(pages=pages, layers=arena.num_layers, num_bytes=pages * arena.slot_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """What the writer says when it has written everything."""
 
@@ -59,7 +76,10 @@ class Completion:
     writer: str
     num_tokens: int
     checksum: str
+    written: Written
     first_token: int
+    first_position: int
+    """Of `first_token`: the counter of seeded noise, so that decode draws on where prefill stopped."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +89,7 @@ class _Lease:
     num_tokens: int
     pages: tuple[PageId, ...]
     since: float
+    attempt: int
     state: LeaseState = LeaseState.GRANTED
     writer: str = ""
 
@@ -84,6 +105,8 @@ class OpenLease:
     writer: str
     pages: int
     age_s: float
+    held: tuple[PageId, ...] = ()
+    """Which pages."""
 
 
 def handoff_checksum(written: Iterable[LandingPage]) -> str:
@@ -95,8 +118,9 @@ def handoff_checksum(written: Iterable[LandingPage]) -> str:
 class LeaseBook:
     """All leases of one incarnation of a group. Says what may happen; pages are freed by the caller."""
 
-    def __init__(self, incarnation: Incarnation) -> None:
+    def __init__(self, incarnation: Incarnation, arena: ArenaMap) -> None:
         self._incarnation = incarnation
+        self._arena = arena
         self._open: dict[LeaseId, _Lease] = {}
         self._completed: dict[LeaseId, Completion] = {}
         self._count = 0
@@ -111,16 +135,28 @@ class LeaseBook:
     ) -> None:
         """Enter a lease."""
         self._open[grant.lease] = _Lease(
-            grant=grant, request_id=request_id, num_tokens=num_tokens, pages=pages, since=now
+            grant=grant,
+            request_id=request_id,
+            num_tokens=num_tokens,
+            pages=pages,
+            since=now,
+            attempt=grant.attempt,
         )
 
     def claim(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> None:
         """A writer is about to write. Idempotent for the same writer.
 
+        A writer that must write all pages anew (its own have been computed again) claims the next attempt,
+        once its writes of the attempt before are quiet: what is said of that one is refused from then on.
+
         Raises:
             Conflict: the lease has ended, is another's, or attempt or incarnation differ; names the field.
         """
         entry = self._live(lease)
+        renewed = entry.state is LeaseState.CLAIMED and entry.writer == writer
+        renewed = renewed and attempt == entry.attempt + 1 and incarnation == self._incarnation
+        if renewed:
+            entry.attempt = attempt
         self._check_same(entry, attempt=attempt, incarnation=incarnation)
         if entry.state is LeaseState.QUARANTINED:
             raise Conflict(f"lease {lease} has ended; its pages must not be written")
@@ -131,15 +167,16 @@ class LeaseBook:
     def abandon(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> bool:
         """The writer has stopped for good. True when quarantined pages may now be freed.
 
-        A lease whose request still waits can be claimed again, by any writer. Idempotent.
+        A lease whose request still waits can be claimed again, by any writer. Idempotent. The attempt may be
+        one whose claim has not arrived.
 
         Raises:
-            Conflict: attempt or incarnation differ; names the field.
+            Conflict: the attempt is an older one, or the incarnation differs; names the field.
         """
         entry = self._open.get(lease)
         if entry is None or entry.writer != writer:
             return False
-        self._check_same(entry, attempt=attempt, incarnation=incarnation)
+        self._check_same(entry, attempt=min(attempt, entry.attempt), incarnation=incarnation)
         return self.orphan(lease)
 
     def orphan(self, lease: LeaseId) -> bool:
@@ -163,7 +200,8 @@ class LeaseBook:
         accepted = self._completed.get(completion.lease)
         if accepted is None:
             return False
-        for name in ("attempt", "incarnation", "writer", "num_tokens", "checksum", "first_token"):
+        for field in fields(Completion):
+            name = field.name
             self._match(completion.lease, name, getattr(accepted, name), getattr(completion, name))
         return True
 
@@ -183,7 +221,9 @@ class LeaseBook:
             raise Conflict(f"writer: lease {lease} was not claimed before it was completed")
         self._match(lease, "writer", entry.writer, completion.writer)
         self._match(lease, "num_tokens", entry.num_tokens, completion.num_tokens)
+        self._match(lease, "written", Written.whole(len(entry.grant.pages), self._arena), completion.written)
         self._match(lease, "checksum", entry.grant.checksum, completion.checksum)
+        self._match(lease, "first_position", entry.num_tokens, completion.first_position)
         return entry.state
 
     def complete(self, completion: Completion) -> SeqId:
@@ -230,6 +270,7 @@ class LeaseBook:
                 writer=entry.writer,
                 pages=len(entry.pages),
                 age_s=now - entry.since,
+                held=entry.pages,
             )
             for lease, entry in self._open.items()
         )
@@ -242,7 +283,7 @@ class LeaseBook:
 
     def _check_same(self, entry: _Lease, *, attempt: int, incarnation: Incarnation) -> None:
         self._match(entry.grant.lease, "incarnation", self._incarnation, incarnation)
-        self._match(entry.grant.lease, "attempt", entry.grant.attempt, attempt)
+        self._match(entry.grant.lease, "attempt", entry.attempt, attempt)
 
     def _match(self, lease: LeaseId, name: str, expected: object, got: object) -> None:
         if expected != got:

@@ -237,6 +237,9 @@ class Precopy:
         while cursor.next < end:
             page, ranks = sequence.pages[cursor.next], sorted(placement.ranks_of_page(cursor.next))
             holders = table.copies(page)
+            if table.is_pinned(page):  # it is being pushed: it stays here, and goes with the switching step
+                cursor.next += 1
+                continue
             if not copies.carries(holders, ranks):
                 break
             row = table.plan_ahead(page, ranks, lent=self._lent)

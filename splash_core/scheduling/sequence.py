@@ -56,6 +56,8 @@ class Sequence:
     prompt_scores: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
     """Prompt log-probabilities by position, until they are reported."""
     prompt_reported: bool = False
+    since: float = 0.0
+    """When it came, seconds on the scheduler's clock; for audits."""
     ends_with: StepId | None = None
     """Finished or cancelled while steps were under way that may use its pages; dropped when this one, the
     last of them, has ended."""

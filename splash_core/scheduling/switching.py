@@ -14,6 +14,7 @@ from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchR
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopying import AheadRecord, CopyingAhead
+from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.relocation import Relocator
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState
@@ -44,6 +45,8 @@ class _Planned:
     """Of the group when it was planned; None if the plan is not to be kept."""
     outcome: SwitchManifest | Refusal
     owners: Owners
+    waits: bool = False
+    """Pages that are being pushed would have to move: it is planned again when they are written."""
 
 
 class Switcher:
@@ -56,11 +59,13 @@ class Switcher:
         residency: Residency,
         present: Present,
         mirrors: Mirrors,
+        pushes: PushBook,
         config: SchedulerConfig,
     ) -> None:
         self._roster = roster
         self._residency = residency
         self._present = present
+        self._pushes = pushes
         self._config = config
         self._owners = OwnerAssignment(roster=roster, residency=residency, present=present)
         self._relocator = Relocator(
@@ -93,7 +98,8 @@ class Switcher:
         """Schedule a switch for the next step boundary.
 
         Returns:
-            None when it is scheduled; a `SwitchedEvent` when the group already runs in `layout`;
+            None when it is scheduled, be it for the boundary at which the pushes of prompts that are being
+            computed have ended; a `SwitchedEvent` when the group already runs in `layout`;
             `SwitchDeferred` when pages in use outside are in the way for now; a `Refusal` otherwise.
 
         Raises:
@@ -116,7 +122,8 @@ class Switcher:
             )
         wish = _Wish(layout=layout, mode=mode)
         # What copies ahead is planned when it is due: a refusal comes as an event then.
-        planned = None if mode is SwitchMode.PRECOPIED else self._plan(wish).outcome
+        plan = None if mode is SwitchMode.PRECOPIED else self._plan(wish)
+        planned = None if plan is None or plan.waits else plan.outcome
         if isinstance(planned, Refusal):
             if not self._may_pass(planned):
                 return planned
@@ -140,6 +147,7 @@ class Switcher:
         # Set by a deferred request, which is repeated at each boundary; without a repeat it lapses.
         self._residency.avoid_borrowed = self._waits_for_borrowed
         self._waits_for_borrowed = frozenset()
+        self._pushes.held = False
         if not self.copying:
             self.ahead.end()
         if self._wish is None:
@@ -153,6 +161,10 @@ class Switcher:
         """Plan a switch that is due, and make its outcome the present state."""
         table, ahead = self._residency.table, self.ahead.record()
         plan, self._planned = self._plan(wish), None
+        if plan.waits:
+            # In bounded time: a push has a deadline, and no new one begins meanwhile.
+            self._wish, self._pushes.held = wish, True
+            return Boundary(manifest=self._relocator.relocate())
         if isinstance(plan.outcome, Refusal) and table.ahead.clear():
             ahead = replace(ahead, fallback=f"no room beside second copies: {plan.outcome.reason}")
             plan = self._plan(wish)
@@ -186,7 +198,12 @@ class Switcher:
         youngest_first = reversed(self._roster.within(SeqState.RUNNING))
         planned = plan_vacating(
             residency.table,
-            (page for sequence in youngest_first for page in sequence.pages),
+            (
+                page
+                for sequence in youngest_first
+                for page in sequence.pages
+                if not residency.table.is_pinned(page)
+            ),
             wanted,
             lent=residency.lent,
             layout=present.layout,
@@ -221,6 +238,8 @@ class Switcher:
         for projected in (True, False):
             owners = self._owners.assign(movable, rule, projected=projected, promised=promised)
             wanted = self._relocator.wanted(movable, rule, owners)
+            if self._pushes.read_leaving(wanted, lent=rule.lends):
+                return _Planned(None, _being_pushed(self._present.layout, wish.layout), owners, waits=True)
             planned = self._relocator.plan(wanted, wish.layout, self._present.epoch + 1)
             if isinstance(planned, SwitchManifest) or rule.history is not KvHistory.OWNER:
                 break
@@ -246,3 +265,11 @@ class Switcher:
         pinned = (page for page in table.pages if table.is_pinned(page))
         on_rank = sum(refusal.rank in table.ranks(page) for page in pinned)
         return refusal.needed_slots - refusal.free_slots <= on_rank
+
+
+def _being_pushed(layout_from: Layout, layout_to: Layout) -> Refusal:
+    return Refusal(
+        layout_from=layout_from,
+        layout_to=layout_to,
+        reason=f"{layout_from} → {layout_to}: pages of prompts that are being computed are being pushed",
+    )

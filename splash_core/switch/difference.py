@@ -1,7 +1,8 @@
 """The difference between what ranks hold and what they are wanted to hold: docs/model.md §2 (2) and (3).
 
-Pages that are pinned, or that nobody asked about, are wanted where they are. A destination forbids the
-borrowed slots of the matrices that it replicates: copies there must leave before weights land on them.
+Pages that nobody asked about are wanted where they are. No copy of a pinned page leaves its slot; it may get
+further ones. A destination forbids the borrowed slots of the matrices that it replicates: copies there must
+leave before weights land on them.
 Invariant: each missing copy is one `Need` with one holder as its source; holders of a page take turns.
 """
 
@@ -54,7 +55,8 @@ def find_difference(
 
     Args:
         table: who holds what.
-        wanted: ranks per page; pages that are left out, and pinned ones, stay where they are.
+        wanted: ranks per page; pages that are left out stay where they are, and pinned ones unless they are
+            wanted where they are and elsewhere too.
         lent: matrices whose borrowed slots the destination leaves to pages.
     """
     sources = _Sources(table, lent=lent)
@@ -66,7 +68,9 @@ def find_difference(
     for page in sorted(wanted if sources.all_slots_allowed else {*table.pages, *wanted}):
         held = {copy.rank: copy.slot for copy in table.copies(page)}
         pinned = table.is_pinned(page)
-        ranks = tuple(held) if pinned else _checked(page, wanted.get(page, tuple(held)), table.num_ranks)
+        ranks = _checked(page, wanted.get(page, tuple(held)), table.num_ranks)
+        if pinned and not held.keys() <= set(ranks):
+            ranks = tuple(held)
         for rank, slot in held.items():
             if rank not in ranks:
                 dropped.add((rank, slot))

@@ -34,6 +34,19 @@ class HandoffWrite:
     dst_slot: SlotId
 
 
+def layer_ranges(num_layers: int, *, slice_bytes: int, least_bytes: int) -> tuple[int, ...]:
+    """Ends of the layer ranges in which a page leaves: as many as keep a descriptor at `least_bytes` or more.
+
+    Args:
+        num_layers: of the model.
+        slice_bytes: bytes of one layer of a page.
+        least_bytes: small descriptors cost more than they save by leaving early.
+    """
+    layers = min(max(-(-least_bytes // slice_bytes), 1), num_layers)
+    count = num_layers // layers
+    return tuple(num_layers * (index + 1) // count for index in range(count))
+
+
 def plan_handoff(
     source: Sequence[tuple[PageCopy, ...]], landing: Sequence[LandingPage], *, first_index: int = 0
 ) -> tuple[HandoffWrite, ...]:

@@ -35,7 +35,7 @@ def plan_switch(
     Args:
         table: the group's pages; only read.
         wanted: ranks that shall hold each page. Pages left out stay on their ranks (in other slots, if
-            theirs are borrowed and the destination replicates their matrix). Pinned pages stay put.
+            theirs are borrowed and the destination replicates their matrix). No copy of a pinned page moves.
         layout_from: the present layout.
         layout_to: the destination; equal to `layout_from` for a relocation.
         epoch: the layout epoch after the switch.

@@ -32,10 +32,11 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def groups(transport: str, tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One prefill and one decode group, and a decode group with another page size; two ranks each."""
     run_dir = tmp_path_factory.mktemp("g")
-    quick = {"queue-requests": 40, "max-running": 8, "chunk-tokens": 16, "drain-timeout-s": 1}
+    quick: dict[str, object] = {"queue-requests": 40, "max-running": 8, "chunk-tokens": 16}
+    quick |= {"drain-timeout-s": 1, "transport": transport}
     children = [
         start_group("prefill", tiny_v3, run_dir, name="prefill-0", flags={**quick, "fake-step-s": 0.002}),
         start_group("decode", tiny_v3, run_dir, name="decode-0", flags={**quick, "fake-step-s": 0.002}),
@@ -196,11 +197,18 @@ def test_a_completion_must_match_its_lease_and_may_be_repeated(groups: Path) -> 
             base = {"lease": lease.lease, "attempt": lease.attempt, "incarnation": lease.incarnation}
             pages = [LandingPage(page.index, page.rank, page.slot) for page in lease.pages]  # type: ignore[arg-type]
             first = expected_tokens(prompt, 1)[0]
+            described = await router.decode_control.Describe(control_pb2.DescribeRequest())
+            slots = sum(rank.slots for rank in (await router.audits())[1].ranks)
+            layers = described.abi.layers
             good = decode_pb2.HandoffComplete(
                 **base,
                 num_tokens=len(prompt),
                 checksum=handoff_checksum(pages),
                 first_token=first,
+                first_position=len(prompt),
+                num_pages=len(pages),
+                num_layers=layers,
+                bytes=sum(rank.arena_bytes for rank in described.ranks) // slots * len(pages),
                 writer="w3",
             )
             unclaimed = await router.decode.CompleteHandoff(good)

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
-def test_demo_serves_the_real_model_through_all_switches(tmp_path: Path) -> None:
+def test_demo_serves_the_real_model_through_all_switches(transport: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "services", "demo", "--json"],
+        [sys.executable, "-m", "services", "demo", "--json", "--transport", transport],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -56,6 +56,7 @@ def pair(ranks: list[ThreadRanks]) -> Iterator[Pair]:
     # The schedules are worth nothing if they do not reach what they are for.
     ahead = ("commits", "pages ahead", "layers ahead")
     assert min(groups.decode.seen[name] for name in ahead) > 0, groups.decode.seen
+    assert groups.prefill.seen["early pages"] > 0, groups.prefill.seen
     for group in (groups.prefill, groups.decode):
         assert len(_directions(group)) == 12, group.seen
 

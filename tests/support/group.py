@@ -26,14 +26,15 @@ from splash_core.scheduling.events import (
     TokenEvent,
 )
 from splash_core.scheduling.group import GroupScheduler
-from splash_core.scheduling.leases import Completion, Grant, handoff_checksum
+from splash_core.scheduling.leases import Grant
 from splash_core.scheduling.roles import Role
-from splash_core.scheduling.step import DrawnToken, StepPlan, StepResult
+from splash_core.scheduling.step import DrawnToken, StepPlan, StepResult, TokenLogprobs
 from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.handoff import plan_handoff
+from splash_core.switch.handoff import HandoffWrite
 from splash_core.switch.manifest import Refusal, SwitchMode
+from tests.support.handovers import Handovers
 from tests.support.ranks import Ranks
 
 
@@ -165,6 +166,8 @@ class Outcome:
     """What came of a schedule: tokens per request, and the switches that were executed or refused."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
+    """One entry a token."""
     finished: dict[int, str] = field(default_factory=dict)
     switched: list[SwitchedEvent] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -209,7 +212,7 @@ class _Play:
         self._queue: deque[int] = deque()
         self._grants: dict[int, Grant] = {}
         self._prefill_seq: dict[int, SeqId] = {}
-        self._gone: set[int] = set()
+        self._handovers = Handovers(pair.prefill.scheduler, pair.decode.scheduler, self._copy_page)
         self.outcome = Outcome()
 
     def run(self, max_ticks: int) -> Outcome:
@@ -217,13 +220,17 @@ class _Play:
             self._arrivals(tick)
             self._reserve()
             self._switches(tick)
+            for event in self._handovers.copy():
+                self._on_event(Role.DECODE, event)
             for role, group in self._groups.items():
                 for event in group.step_ahead() if self._ahead else group.step():
                     self._on_event(role, event)
+            self._handovers.order()
             if tick > self._last_tick and not self._turns and not self._busy():
                 break
         else:
             raise AssertionError(f"not drained after {max_ticks} ticks")
+        self._prefill.seen["early pages"] += self._handovers.early
         for group in self._groups.values():
             group.scheduler.check_integrity()
             audit = group.scheduler.audit()
@@ -237,7 +244,7 @@ class _Play:
 
     def _busy(self) -> bool:
         left = any(group.scheduler.count() for group in self._groups.values())
-        return bool(self._queue) or left
+        return bool(self._queue or self._handovers.open) or left
 
     def _arrivals(self, tick: int) -> None:
         for index, ask in enumerate(self._schedule.asks):
@@ -248,11 +255,11 @@ class _Play:
                 self._cancel(index)
 
     def _cancel(self, index: int) -> None:
-        self._gone.add(index)
         if index in self._queue:
             self._queue.remove(index)
         if index in self._prefill_seq:
             self._prefill.scheduler.cancel(self._prefill_seq[index])
+            self._handovers.leave(self._prefill_seq[index])
         if index in self._grants:
             self._decode.scheduler.cancel(self._grants[index].seq)
 
@@ -265,7 +272,8 @@ class _Play:
                 return
             index = self._queue.popleft()
             self._grants[index] = grant
-            self._prefill_seq[index] = self._prefill.scheduler.add(name, ask.prompt, ask.sampling)
+            seq = self._prefill_seq[index] = self._prefill.scheduler.add(name, ask.prompt, ask.sampling)
+            self._handovers.add(grant, seq, len(ask.prompt))
 
     def _switches(self, tick: int) -> None:
         for turn in [turn for turn in self._turns if turn.tick <= tick]:
@@ -283,35 +291,20 @@ class _Play:
     def _on_event(self, role: Role, event: Event) -> None:
         if isinstance(event, TokenEvent):
             self.outcome.tokens[int(event.request_id)].append(event.token)
+            self.outcome.logprobs.setdefault(int(event.request_id), []).append(event.logprobs)
         elif isinstance(event, FinishedEvent) and role is Role.DECODE:
             self.outcome.finished[int(event.request_id)] = event.reason.value
         elif isinstance(event, PrefilledEvent):
-            self._hand_over(event)
+            if event.seq in self._handovers.open:
+                self._handovers.open[event.seq].prefilled = event
         elif isinstance(event, SwitchedEvent):
             self.outcome.switched.append(event)
         elif isinstance(event, SwitchRefusedEvent):
             self.outcome.refused.append(event.refusal)
 
-    def _hand_over(self, event: PrefilledEvent) -> None:
-        index = int(event.request_id)
-        grant = self._grants[index]
-        assert event.first_token is not None
-        if index not in self._gone:
-            keys = {"attempt": grant.attempt, "incarnation": grant.incarnation, "writer": "prefill"}
-            self._decode.scheduler.claim(grant.lease, **keys)
-            for write in plan_handoff(self._prefill.scheduler.copies(event.seq), grant.pages):
-                target = self._decode.page(write.dst, write.dst_slot)
-                target.copy_(self._prefill.page(write.src, write.src_slot))
-            done = Completion(
-                lease=grant.lease,
-                num_tokens=len(self._schedule.asks[index].prompt),
-                checksum=handoff_checksum(grant.pages),
-                first_token=event.first_token,
-                **keys,
-            )
-            for landed in self._decode.scheduler.landed(done):
-                self._on_event(Role.DECODE, landed)
-        self._prefill.scheduler.release(event.seq)
+    def _copy_page(self, write: HandoffWrite) -> None:
+        target = self._decode.page(write.dst, write.dst_slot)
+        target.copy_(self._prefill.page(write.src, write.src_slot))
 
 
 def outputs(events: Sequence[Event]) -> list[int]:

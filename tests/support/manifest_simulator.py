@@ -104,7 +104,8 @@ class ArenaSimulator:
         assert len({(move.dst, move.dst_slot) for move in chunk}) == len(chunk), "a slot written twice"
         staged: list[tuple[PageMove, int, PageId]] = []
         for move in chunk:
-            assert move.page not in self._pinned
+            # It may be copied to further ranks, but leaves no slot.
+            assert move.page not in self._pinned or move.src != move.dst
             assert (move.dst, move.dst_slot) not in self._frozen
             for layer in layers:
                 content = self._held.get((move.src, layer, move.src_slot))

@@ -69,7 +69,8 @@ class StubWorker:
         del last
         return control_pb2.DecisionsResult()
 
-    async def audit(self) -> control_pb2.GroupAudit:
+    async def audit(self, *, pages: bool) -> control_pb2.GroupAudit:
+        del pages
         return control_pb2.GroupAudit(group=self.address)
 
     async def drain(self, *, deadline_s: float) -> control_pb2.DrainResult:

@@ -18,7 +18,7 @@ from splash_core.scheduling.events import (
     TokenEvent,
 )
 from splash_core.scheduling.group import GroupScheduler
-from splash_core.scheduling.leases import Completion, Grant, handoff_checksum
+from splash_core.scheduling.leases import Completion, Grant, Written, handoff_checksum
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.step import StepPlan
 from splash_core.scheduling.under_way import MOST_UNDER_WAY
@@ -166,6 +166,8 @@ class ToyGroup:
             "writer": "writer",
             "num_tokens": len(prompt),
             "checksum": handoff_checksum(grant.pages),
+            "written": Written.whole(len(grant.pages), self.arena),
+            "first_position": len(prompt),
             "first_token": token_after(digests(prompt)[-1]),
         }
         return Completion(**{**fields, **changes})  # type: ignore[arg-type]

@@ -1,50 +1,13 @@
 """`splash layout` and `splash audit` against an admin port: output, exit codes, key."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from services.cli import main
-
-
-class Admin:
-    """An admin port that answers from a table and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, Any]] = {}
-        self.asked: list[tuple[str, str, Any, str | None]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
-                outer.asked.append((self.command, self.path, body, self.headers.get("Authorization")))
-                status, value = outer.answers[f"{self.command} {self.path}"]
-                payload = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(payload)))
-                self.end_headers()
-                self.wfile.write(payload)
-
-            do_GET = do_POST = _answer
-
-            def log_message(self, *arguments: object) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+from tests.support.admin_port import Admin
 
 
 @pytest.fixture
@@ -140,7 +103,9 @@ def test_audit_fails_when_anything_is_held(
     rank = {"rank": 0, "slots": 9, "free": 1, "weights": 2, "kv": 3, "quarantined": 0, "precopied": 0}
     lease = {"lease": "i/1", "state": "claimed", "owner": "r", "writer": "", "pages": 3, "age_s": 1.25}
     group = {"group": "decode-0", "phase": "decode", "layout": "DP", "layout_epoch": 0}
-    report = {"pages_held": held, "groups": [{**group, "ranks": [rank], "leases": [lease]}]}
+    push = {"push": 4, "owner": "q", "lease": "j/2", "pages": 2, "age_s": 0.5}
+    lists = {"ranks": [rank], "leases": [lease], "pushes": [push]}
+    report = {"pages_held": held, "groups": [{**group, **lists}]}
     admin.answers["GET /admin/audit"] = (200, report)
     assert _splash(monkeypatch, "audit", "--json") == code
     assert json.loads(capsys.readouterr().out) == report
@@ -148,6 +113,28 @@ def test_audit_fails_when_anything_is_held(
     text = capsys.readouterr().out
     assert f"{held} pages held" in text
     assert "lease i/1: claimed, owner r, writer none, 3 pages, 1.2 s" in text
+    assert "push 4: owner q, into lease j/2, 2 pages, 0.5 s" in text
+    assert "page 5" not in text
+
+
+def test_audit_shows_every_page_when_asked(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = {"group": "decode-0", "phase": "decode", "layout": "DP", "layout_epoch": 0}
+    base = {"state": "leased", "owner": "r", "age_s": 2.0}
+    pages = [
+        {**base, "page": 5, "slots": [7, -1], "lease": "i/1", "writer": "w", "pushes": []},
+        {**base, "page": 6, "slots": [3, 4], "lease": "", "writer": "", "pushes": [8, 9]},
+    ]
+    report = {
+        "pages_held": 2,
+        "groups": [{**group, "ranks": [], "leases": [], "pushes": [], "pages": pages}],
+    }
+    admin.answers["GET /admin/audit?pages=1"] = (200, report)
+    assert _splash(monkeypatch, "audit", "--pages") == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "page 5: leased, owner r, 2.0 s, at rank 0 slot 7, lease i/1 of writer w" in text
+    assert "page 6: leased, owner r, 2.0 s, at rank 0 slot 3, rank 1 slot 4, read by push 8, 9" in text
 
 
 def test_explain_shows_predicted_times_and_the_key_is_sent(

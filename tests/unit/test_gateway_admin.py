@@ -119,6 +119,22 @@ def test_decisions_policy_console(router: RunningRouter, http: httpx.Client) -> 
     error_of(http.get(f"{router.admin_url}/admin/requests/none/timeline"), 404)
 
 
+def test_the_stages_of_a_request_add_up_to_its_time(router: RunningRouter, http: httpx.Client) -> None:
+    answer = http.post(f"{router.url}/v1/chat/completions", json=CHAT)
+    found = http.get(f"{router.admin_url}/admin/requests/{answer.json()['id']}/timeline").json()
+    for sequence in found["sequences"]:
+        assert sequence["finished"]
+        assert list(sequence["stages"]) == ["queue_s", "prefill_s", "transfer_s", "wait_s", "decode_s"]
+        assert sum(sequence["stages"].values()) == pytest.approx(sequence["total_s"], rel=0.01)
+
+
+def test_an_audit_lists_pages_only_when_asked(router: RunningRouter, http: httpx.Client) -> None:
+    for query in ("", "?pages=0", "?pages=1"):
+        groups = http.get(f"{router.admin_url}/admin/audit{query}").json()["groups"]
+        assert [group["pushes"] for group in groups] == [[], []]
+    assert error_of(http.get(f"{router.admin_url}/admin/audit?pages=all"), 400)["param"] == "pages"
+
+
 def test_admin_is_not_on_the_gateway(router: RunningRouter, http: httpx.Client) -> None:
     for path in ("/admin/cluster", "/admin/audit", "/"):
         error_of(http.get(f"{router.url}{path}"), 404)

@@ -165,6 +165,32 @@ def test_over_long_input_calls_no_worker(router: RunningRouter, http: httpx.Clie
     assert router.backend.counts.prefill_calls + router.backend.counts.decode_calls == calls
 
 
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_one_token_more_than_a_pool_holds_calls_no_worker(
+    folder: Path, http: httpx.Client, phase: str
+) -> None:
+    """Within the context, beyond the pool: a client's error before any page is reserved or step run."""
+    limit, output = 600, 20
+    with running_router(folder) as router:
+        getattr(router.backend, phase).max_request_tokens = limit
+        router.backend.prefill.incarnation = router.backend.decode.incarnation = "2"
+        longest = limit if phase == "prefill" else limit - output
+        end = time.monotonic() + 10
+        body = {"model": "test-model", "prompt": [1] * (longest + 1), "max_tokens": output}
+        while (answer := http.post(f"{router.url}/v1/completions", json=body)).status_code != 400:
+            assert time.monotonic() < end, answer.text
+            router.call(router.backend.counts.requests.clear)
+            time.sleep(0.05)
+        assert error_of(answer, 400)["code"] == "context_length_exceeded"
+        counts = router.backend.counts
+        calls = counts.prefill_calls + counts.decode_calls
+        for _ in range(3):
+            error_of(http.post(f"{router.url}/v1/completions", json=body), 400)
+        assert counts.prefill_calls + counts.decode_calls == calls
+        body["prompt"] = [1] * longest
+        assert http.post(f"{router.url}/v1/completions", json=body).status_code == 200
+
+
 def test_queue_overflow_is_a_429_with_numbers(router: RunningRouter, http: httpx.Client) -> None:
     wait_ready(router, http)
     gate = router.call(asyncio.Event)

@@ -2,31 +2,34 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
 import pytest
 
-from services.prefill.handoff import FirstToken, Handoff
+from services.prefill.handoff import FirstToken, Handoff, PushRules
 from services.prefill.partners import Partner
 from splash_core.errors import GroupFailed, Unavailable
-from splash_core.ids import RankId, SlotId
+from splash_core.ids import RankId, SeqId, SlotId, StepId
 from splash_core.layout.ownership import PageCopy
-from splash_core.leader.ranks import RankPool
+from splash_core.leader.leader import GroupLeader
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, rank_pb2
+from splash_core.scheduling.leases import handoff_checksum
+from splash_core.scheduling.pushes import Outgoing, PushedPages
+from splash_core.switch.handoff import LandingPage
 
+PAGES = 4
+SLOT_BYTES = 8
 LEASE = common_pb2.Lease(
     lease="i/1",
     attempt=1,
     incarnation="i",
     group="decode-0",
-    pages=[common_pb2.LandingPage(index=index, rank=index % 2, slot=10 + index) for index in range(4)],
-)
-SOURCE = tuple(
-    tuple(PageCopy(rank=RankId(rank), slot=SlotId(20 + index), generation=0) for rank in range(2))
-    for index in range(4)
+    pages=[common_pb2.LandingPage(index=index, rank=index % 2, slot=10 + index) for index in range(PAGES)],
 )
 FIRST = FirstToken(token=7, logprobs=None)
+SEQ = SeqId(1)
 
 
 class Decode:
@@ -35,14 +38,20 @@ class Decode:
     def __init__(self, said: list[str]) -> None:
         self._said = said
         self.claim = decode_pb2.HandoffAck(accepted=True)
+        self.may_claim = asyncio.Event()
+        self.may_claim.set()
+        self.may_complete = asyncio.Event()
+        self.may_complete.set()
         self.completion = decode_pb2.HandoffAck(accepted=True)
         self.abandonment = decode_pb2.HandoffAck(accepted=True)
         self.abandon_failures = 0
+        self.attempts: list[int] = []
         self.completed: decode_pb2.HandoffComplete | None = None
 
     async def ClaimLease(self, message: decode_pb2.LeaseClaim, timeout: float) -> decode_pb2.HandoffAck:
         self._said.append("claim")
-        await asyncio.sleep(0)
+        self.attempts.append(message.attempt)
+        await self.may_claim.wait()
         return self.claim
 
     async def CompleteHandoff(
@@ -50,6 +59,7 @@ class Decode:
     ) -> decode_pb2.HandoffAck:
         self._said.append("complete")
         self.completed = message
+        await self.may_complete.wait()
         return self.completion
 
     async def AbandonHandoff(
@@ -72,18 +82,56 @@ class Ranks:
         self.failure: GroupFailed | None = None
         self.quiet = asyncio.Event()
         self.error = ""
-        self.orders: dict[RankId, rank_pb2.PushPages] = {}
+        self.orders: list[rank_pb2.PushPages] = []
+        self.cancelled: list[int] = []
 
     async def push(
         self, orders: dict[RankId, rank_pb2.PushPages], *, timeout_s: float
     ) -> list[rank_pb2.PushResult]:
         self._said.append("push")
-        self.orders = orders
+        self.orders += orders.values()
         await self.quiet.wait()
         self._said.append("quiet")
         if self.failure is not None:
             raise self.failure
-        return [rank_pb2.PushResult(push=1, rank=rank, error=self.error) for rank in orders]
+        return [
+            rank_pb2.PushResult(push=order.push, rank=rank, error=self.error, bytes=_bytes(order))
+            for rank, order in orders.items()
+        ]
+
+    async def cancel_push(self, push: int) -> None:
+        self.cancelled.append(push)
+
+
+class Book:
+    """What a group's scheduler says of one sequence; both ranks hold all pages."""
+
+    def __init__(self) -> None:
+        self.run, self.pages, self.step = 1, 0, 0
+        self.open: set[int] = set()
+        self._count = 0
+
+    def outgoing(self, seq: SeqId, *, first: int) -> Outgoing | None:
+        assert seq == SEQ
+        assert first <= PAGES
+        return Outgoing(run=self.run, pages=self.pages) if self.pages else None
+
+    def begin(self, seq: SeqId, *, first: int, end: int, lease: str) -> tuple[int, PushedPages]:
+        assert lease == LEASE.lease
+        self._count += 1
+        self.open.add(self._count)
+        copies = tuple(
+            tuple(PageCopy(rank=RankId(rank), slot=SlotId(20 + index), generation=0) for rank in range(2))
+            for index in range(first, end)
+        )
+        return self._count, PushedPages(first_index=first, copies=copies, step=StepId(self.step))
+
+    def end(self, push: int) -> None:
+        self.open.remove(push)
+
+
+def _bytes(order: rank_pb2.PushPages) -> int:
+    return sum(len(target.src_slot) for target in order.targets) * SLOT_BYTES
 
 
 class Scene:
@@ -91,7 +139,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.decode, self.ranks = Decode(self.said), Ranks(self.said)
+        self.decode, self.ranks, self.book = Decode(self.said), Ranks(self.said), Book()
         partner = Partner(
             group="decode-0",
             incarnation="i",
@@ -100,24 +148,54 @@ class Scene:
             },
             decode=cast("decode_pb2_grpc.DecodeStub", self.decode),
         )
+        self.leader = SimpleNamespace(
+            ranks=self.ranks,
+            scheduler=SimpleNamespace(pushes=self.book),
+            pending_push_bytes=0,
+            wake=lambda: None,
+        )
         self.handoff = Handoff(
             LEASE,
             partner,
             decode_pb2.Writer(group="prefill-0", incarnation="w"),
-            cast("RankPool", self.ranks),
-            push=1,
-            push_timeout_s=5.0,
+            cast("GroupLeader", self.leader),
+            PushRules(timeout_s=5.0, step_timeout_s=5.0, layer_ends=(1, 3), slot_bytes=SLOT_BYTES),
         )
 
-    async def run(self) -> None:
+    def start(self) -> None:
         self.handoff.start_claim()
-        await self.handoff.push(SOURCE)
-        await self.handoff.complete(FIRST, num_tokens=13)
+        self.handoff.bind(SEQ)
+
+    async def chunk(self, pages: int, *, step: int = 0) -> None:
+        """The next chunk is planned: so many pages will be whole."""
+        self.book.pages, self.book.step = pages, step
+        self.handoff.pump()
+        await _turns()
+
+    async def finish(self) -> None:
+        await self.handoff.finish(FIRST, num_tokens=13)
+
+    async def run(self) -> None:
+        self.start()
+        self.book.pages = PAGES
+        await self.finish()
+
+    def written(self) -> list[tuple[int, int, int]]:
+        """(rank, source slot, landing slot) of every write that was ordered."""
+        return sorted(
+            (target.peer.rank, src, dst)
+            for order in self.ranks.orders
+            for target in order.targets
+            for src, dst in zip(target.src_slot, target.dst_slot, strict=True)
+        )
 
 
 def _run(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        await scenario(Scene())
+        scene = Scene()
+        await scenario(scene)
+        assert not scene.book.open
+        assert scene.leader.pending_push_bytes == 0
 
     asyncio.run(main())
 
@@ -125,6 +203,9 @@ def _run(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
 async def _turns(count: int = 6) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+ALL_WRITES = sorted((index % 2, 20 + index, 10 + index) for index in range(PAGES))
 
 
 def test_claim_push_complete_and_nothing_to_abandon() -> None:
@@ -136,18 +217,100 @@ def test_claim_push_complete_and_nothing_to_abandon() -> None:
         message = scene.decode.completed
         assert message is not None
         assert (message.num_tokens, message.first_token, message.writer) == (13, 7, "w")
-        written = [
-            (target.peer.rank, src, dst)
-            for order in scene.ranks.orders.values()
-            for target in order.targets
-            for src, dst in zip(target.src_slot, target.dst_slot, strict=True)
-        ]
-        assert sorted(written) == [(index % 2, 20 + index, 10 + index) for index in (0, 2, 1, 3)]
+        assert (message.num_pages, message.num_layers, message.bytes) == (PAGES, 3, PAGES * SLOT_BYTES)
+        assert (message.lease, message.attempt, message.incarnation) == ("i/1", 1, "i")
+        assert message.first_position == 13
+        assert scene.written() == ALL_WRITES
         # Both holders of every page share the work.
-        assert [sum(len(t.src_slot) for t in order.targets) for order in scene.ranks.orders.values()] == [
-            2,
-            2,
-        ]
+        assert [_bytes(order) for order in scene.ranks.orders] == [2 * SLOT_BYTES] * 2
+
+    _run(scenario)
+
+
+def test_pages_leave_with_the_step_that_fills_them() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.start()
+        await _turns()
+        await scene.chunk(1, step=5)
+        await scene.chunk(1, step=6)  # fills no further page
+        await scene.chunk(3, step=7)
+        assert scene.said == ["claim", "push", "push"]
+        assert scene.leader.pending_push_bytes == 3 * SLOT_BYTES
+        finishing = asyncio.ensure_future(scene.finish())
+        await scene.chunk(4, step=8)
+        scene.ranks.quiet.set()
+        await finishing
+        assert [order.step for order in scene.ranks.orders] == [5, 7, 7, 8]
+        keys = {(o.lease, o.attempt, o.incarnation, tuple(o.layer_ends)) for o in scene.ranks.orders}
+        assert keys == {("i/1", 1, "i", (1, 3))}
+        assert scene.written() == ALL_WRITES
+
+    _run(scenario)
+
+
+def test_nothing_leaves_before_the_claim_is_accepted_and_then_all_that_is_whole() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.decode.may_claim.clear()
+        scene.start()
+        await scene.chunk(2, step=3)
+        assert scene.said == ["claim"]
+        scene.decode.may_claim.set()
+        await _turns()
+        assert scene.said == ["claim", "push"]
+        scene.ranks.quiet.set()
+        await scene.chunk(4, step=4)
+        await scene.finish()
+        assert scene.written() == ALL_WRITES
+
+    _run(scenario)
+
+
+def test_a_prompt_that_is_computed_again_is_pushed_anew_as_the_next_attempt() -> None:
+    """Of the computation that was given up nothing counts, and nothing of it can land over the new pages."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.start()
+        await _turns()
+        await scene.chunk(3, step=5)
+        scene.book.run = 2
+        await scene.chunk(2, step=9)
+        assert scene.said == ["claim", "push"]  # the old writes are not quiet yet
+        scene.ranks.quiet.set()
+        await _turns()
+        assert scene.said == ["claim", "push", "quiet", "claim", "push", "quiet"]
+        await scene.chunk(4, step=10)
+        await scene.finish()
+        assert scene.decode.attempts == [1, 2]
+        attempts = [order.attempt for order in scene.ranks.orders]
+        assert attempts == sorted(attempts)
+        assert set(attempts) == {1, 2}
+        message = scene.decode.completed
+        assert message is not None
+        assert (message.attempt, message.num_pages, message.bytes) == (2, PAGES, PAGES * SLOT_BYTES)
+
+    _run(scenario)
+
+
+def test_a_preemption_before_anything_was_pushed_needs_no_new_attempt() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.ranks.quiet.set()
+        scene.start()
+        await _turns()
+        scene.book.run = 2
+        await scene.chunk(PAGES)
+        await scene.finish()
+        assert scene.decode.attempts == [1]
+
+    _run(scenario)
+
+
+def test_a_completion_names_what_was_reported_as_written() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.ranks.quiet.set()
+        await scene.run()
+        landing = [LandingPage(index, RankId(index % 2), SlotId(10 + index)) for index in range(PAGES)]
+        assert scene.decode.completed is not None
+        assert scene.decode.completed.checksum == handoff_checksum(landing)
 
     _run(scenario)
 
@@ -156,16 +319,46 @@ def test_a_request_that_leaves_while_pages_are_written_abandons_only_when_all_is
     async def scenario(scene: Scene) -> None:
         running = asyncio.ensure_future(scene.run())
         await _turns()
-        assert scene.handoff.pushing
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         ending = asyncio.ensure_future(scene.handoff.end())
         await _turns()
         assert scene.said == ["claim", "push"]
-        assert scene.handoff.pushing
+        assert scene.ranks.cancelled == [1]
+        assert scene.book.open == {1}
         scene.ranks.quiet.set()
         await ending
         assert scene.said == ["claim", "push", "quiet", "abandon"]
+
+    _run(scenario)
+
+
+def test_a_request_that_leaves_between_chunks_pushes_nothing_more() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.ranks.quiet.set()
+        scene.start()
+        await _turns()
+        await scene.chunk(2, step=1)
+        await scene.handoff.end()
+        await scene.chunk(4, step=2)
+        assert scene.said == ["claim", "push", "quiet", "abandon"]
+
+    _run(scenario)
+
+
+def test_a_request_that_leaves_during_the_completion_abandons_whatever_became_of_it() -> None:
+    """Decode may have taken over or may not have heard: what it then hears ends the lease either way."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.ranks.quiet.set()
+        scene.decode.may_complete.clear()
+        running = asyncio.ensure_future(scene.run())
+        while "complete" not in scene.said:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await scene.handoff.end()
+        assert scene.said == ["claim", "push", "quiet", "complete", "abandon"]
 
     _run(scenario)
 
@@ -179,13 +372,48 @@ def test_a_request_that_leaves_during_the_claim_abandons_after_the_claim_has_arr
     _run(scenario)
 
 
-def test_a_refused_claim_writes_nothing() -> None:
+def test_a_request_that_leaves_while_an_attempt_is_renewed_abandons_the_attempt_that_was_claimed() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.start()
+        await _turns()
+        await scene.chunk(3, step=5)
+        scene.book.run = 2
+        await scene.chunk(1, step=9)
+        ending = asyncio.ensure_future(scene.handoff.end())
+        await _turns()
+        scene.ranks.quiet.set()
+        await ending
+        assert scene.said == ["claim", "push", "quiet", "abandon"]
+        assert scene.decode.attempts == [1]
+
+    _run(scenario)
+
+
+def test_a_refused_claim_writes_nothing_and_ends_the_computation() -> None:
     async def scenario(scene: Scene) -> None:
         scene.decode.claim = decode_pb2.HandoffAck(accepted=False, reason="the lease has ended")
+        scene.start()
+        failure = await scene.handoff.failed()
+        assert "the lease has ended" in str(failure)
         with pytest.raises(Unavailable, match="the lease has ended"):
-            await scene.run()
+            await scene.finish()
         await scene.handoff.end()
         assert "push" not in scene.said
+
+    _run(scenario)
+
+
+def test_a_push_that_fails_between_chunks_ends_the_computation() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.ranks.quiet.set()
+        scene.ranks.error = "the deadline passed after 0 bytes"
+        scene.start()
+        await _turns()
+        await scene.chunk(1, step=1)
+        assert "deadline passed" in str(await scene.handoff.failed())
+        await scene.chunk(2, step=2)
+        assert scene.said == ["claim", "push", "quiet"]
+        await scene.handoff.end()
 
     _run(scenario)
 
@@ -202,6 +430,17 @@ def test_a_failed_push_or_a_refused_completion_is_abandoned_and_named(what: str)
             await scene.run()
         await scene.handoff.end()
         assert scene.said[-1] == "abandon"
+
+    _run(scenario)
+
+
+def test_a_lease_on_ranks_that_the_group_does_not_have_fails_by_name() -> None:
+    async def scenario(scene: Scene) -> None:
+        del scene.handoff._partner.ranks[RankId(1)]
+        with pytest.raises(Unavailable, match=r"has no ranks \[1\]"):
+            await scene.run()
+        await scene.handoff.end()
+        assert scene.said == ["claim", "abandon"]
 
     _run(scenario)
 
@@ -227,7 +466,7 @@ def test_an_abandon_is_said_again_until_it_arrives(monkeypatch: pytest.MonkeyPat
         await scene.handoff.end()
         assert scene.said == ["claim", "abandon"]
 
-    monkeypatch.setattr("services.prefill.handoff._FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("services.prefill.lease_talk._FIRST_PAUSE_S", 0.0)
     _run(scenario)
 
 
@@ -243,7 +482,7 @@ def test_pauses_between_abandons_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch
         scene.handoff.start_claim()
         await scene.handoff.end()
 
-    monkeypatch.setattr("services.prefill.handoff.asyncio.sleep", sleep)
+    monkeypatch.setattr("services.prefill.lease_talk.asyncio.sleep", sleep)
     _run(scenario)
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
 

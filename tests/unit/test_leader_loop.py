@@ -76,6 +76,7 @@ class Part:
 
     def __init__(self) -> None:
         self.boundaries = 0
+        self.planned_steps: list[StepPlan] = []
         self.errors: list[SplashError] = []
         self.waiting: tuple[WaitingSequence, ...] = ()
 
@@ -84,6 +85,9 @@ class Part:
 
     def before_step(self) -> None:
         self.boundaries += 1
+
+    def planned(self, plan: StepPlan) -> None:
+        self.planned_steps.append(plan)
 
     def failed(self, error: GroupFailed) -> None:
         self.errors.append(error)
@@ -126,13 +130,14 @@ def _add(leader: GroupLeader, prompt: tuple[int, ...], name: str = "r") -> Any:
 
 def test_a_prompt_runs_in_chunks_and_an_idle_group_sends_no_step(tiny_v3: Path) -> None:
     async def scenario() -> None:
-        async with _running(tiny_v3) as (leader, ranks, _):
+        async with _running(tiny_v3) as (leader, ranks, part):
             prompt = tuple(range(40))
             seq, stream = _add(leader, prompt)
             event = await stream.next()
             assert isinstance(event, PrefilledEvent)
             assert event.first_token == fake_token(prompt, seed=0, vocab=320)
             assert [plan.num_rows for plan in ranks.steps] == [16, 16, 8]
+            assert part.planned_steps == ranks.steps
             assert stream.first_step_at is not None
             leader.release(seq)
             await asyncio.sleep(0.15)

@@ -10,7 +10,7 @@ import pytest
 from services.prefill.partners import Partner, Partners
 from services.prefill.servicer import PrefillService
 from splash_core.errors import GroupFailed, SplashError, Unavailable
-from splash_core.ids import RankId, RequestId, SeqId, SlotId
+from splash_core.ids import RankId, RequestId, SeqId, SlotId, StepId
 from splash_core.layout.ownership import PageCopy
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
@@ -18,6 +18,7 @@ from splash_core.leader.streams import Stream
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
 from splash_core.rpc.codec import sampling_to_pb
 from splash_core.scheduling.events import PrefilledEvent
+from splash_core.scheduling.pushes import Outgoing, PushedPages
 from splash_core.spec.request import SamplingParams
 
 LEASE = common_pb2.Lease(
@@ -36,15 +37,20 @@ class Leader:
         self.added = 0
         self.dropped: list[SeqId] = []
         self.pending_push_bytes = 0
+        self.ended: list[int] = []
         self.scheduler = SimpleNamespace(
             snapshot=lambda: SimpleNamespace(waiting=()),
             count=lambda state: 0,
             add=self._add,
-            copies=lambda seq: ((PageCopy(rank=RankId(0), slot=SlotId(3), generation=0),),),
+            pushes=SimpleNamespace(
+                outgoing=lambda seq, first: Outgoing(run=1, pages=1),
+                begin=self._begin,
+                end=self.ended.append,
+            ),
         )
         self.pushed = asyncio.Event()
         self.quiet = asyncio.Event()
-        self.ranks = SimpleNamespace(failure=None, push=self._push)
+        self.ranks = SimpleNamespace(failure=None, push=self._push, cancel_push=self._cancel_push)
 
     def check_open(self) -> None:
         if self.failure is not None:
@@ -66,6 +72,20 @@ class Leader:
         del request_id, prompt, sampling
         self.added += 1
         return SeqId(self.added)
+
+    def join(self, part: object) -> None:
+        self.part = part
+
+    def wake(self) -> None:
+        return
+
+    def _begin(self, seq: SeqId, *, first: int, end: int, lease: str) -> tuple[int, PushedPages]:
+        assert (first, end, lease) == (0, 1, LEASE.lease)
+        copies = ((PageCopy(rank=RankId(0), slot=SlotId(3), generation=0),),)
+        return 1, PushedPages(first_index=0, copies=copies, step=StepId(1))
+
+    async def _cancel_push(self, push: int) -> None:
+        assert push == 1
 
     async def _push(self, orders: object, *, timeout_s: float) -> list[Any]:
         del orders, timeout_s
@@ -108,13 +128,15 @@ CONTEXT = cast("grpc.aio.ServicerContext", Context())
 
 
 def service(leader: Leader) -> PrefillService:
-    settings = SimpleNamespace(queue_requests=8, queue_tokens=100, push_timeout_s=1.0)
+    settings = SimpleNamespace(
+        queue_requests=8, queue_tokens=100, push_timeout_s=1.0, step_timeout_s=1.0, push_range_bytes=8
+    )
     blueprint = SimpleNamespace(
         abi=None,
         group="prefill-0",
         incarnation="w",
         settings=settings,
-        arena=SimpleNamespace(slot_bytes=8),
+        arena=SimpleNamespace(slot_bytes=8, num_layers=2, layer_slice_bytes=4),
     )
     return PrefillService(cast("GroupBlueprint", blueprint), cast("GroupLeader", leader))
 
@@ -159,17 +181,19 @@ def test_pages_are_free_once_nothing_reads_them_though_decode_cannot_be_told(
             return partner(decode)
 
         monkeypatch.setattr(Partners, "meet", meet)
-        monkeypatch.setattr("services.prefill.handoff._FIRST_PAUSE_S", 0.0)
+        monkeypatch.setattr("services.prefill.lease_talk._FIRST_PAUSE_S", 0.0)
         prefill = service(leader)
         running = asyncio.ensure_future(prefill.Run(REQUEST, CONTEXT))
         await leader.pushed.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        assert leader.dropped == []
+        # The sequence goes at once; what the push reads is pinned until it has ended.
+        assert leader.dropped == [SeqId(1)]
+        assert leader.ended == []
         leader.quiet.set()
         while decode.abandons < 3:
             await asyncio.sleep(0)
-        assert leader.dropped == [SeqId(1)]
+        assert leader.ended == [1]
         decode.reachable = True
         await prefill.close()
         assert leader.dropped == [SeqId(1)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from splash_core.engine.progress import StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.rank_process import run_steps
@@ -18,28 +19,40 @@ from splash_core.layout.layout import Layout
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc.codec import plan_to_pb
 from splash_core.rpc.link import LeaderLink, RankLink
+from splash_core.rpc.traffic import samples_from_pb
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.transport.abi import KvAbi
+from splash_core.transport.counters import Count, Sample
+from splash_core.transport.options import TransportOptions
 from tests.support.manifest_simulator import toy_arena
 
 RANK = RankId(0)
 WITHIN_S = 60
+SHM = TransportOptions()
 ARENA = toy_arena(num_ranks=2, num_layers=2, ordinary=4, borrowed=0)
 ABI = KvAbi(
     version="1", dtype="fp32", page_size=4, layers=2, latent_dim=16, rope_dim=4, rope="", scale="", model="m"
 )
+LAYER_ENDS = tuple(range(1, ARENA.num_layers + 1))
 
 
 class SlowEngine:
     """Its steps last until the test lets them end."""
 
     def __init__(self) -> None:
+        self.progress = StepProgress(ARENA.num_layers)
         self.started = threading.Event()
         self.may_end = threading.Event()
+        self.may_compute = [threading.Event() for _ in range(ARENA.num_layers)]
 
     def begin(self, plan: StepPlan) -> EndedStep:
+        self.progress.begin(plan.step)
         self.started.set()
+        for layers, may in enumerate(self.may_compute, 1):
+            assert may.wait(WITHIN_S)
+            self.progress.reached(layers)
         assert self.may_end.wait(WITHIN_S)
+        self.progress.end()
         return EndedStep(StepResult(step=plan.step, rank=RANK))
 
 
@@ -52,25 +65,38 @@ class Scene:
     pusher: Pusher
     peer: Pusher
     ended: list[BaseException | None]
+    traffic: tuple[Sample, ...] = ()
+    """The newest counts."""
 
     async def expect(self, kind: str) -> rank_pb2.FromRank:
-        rank, message = await asyncio.wait_for(self.leader.receive(), WITHIN_S)
+        """The next message that is not about traffic, unless that is what is expected."""
+        while True:
+            rank, message = await asyncio.wait_for(self.leader.receive(), WITHIN_S)
+            if message.HasField("traffic"):
+                self.traffic = samples_from_pb(message.traffic.samples)
+            if kind == "traffic" or not message.HasField("traffic"):
+                break
         assert (rank, message.WhichOneof("message")) == (RANK, kind)
         return message
 
-    async def order_push(self, address: str) -> None:
+    async def order_push(self, address: str, *, step: int = 0, slots: int = 1) -> None:
+        """One page, or the same one into several slots, layer by layer."""
         slot = ARENA.ordinary[0]
         target = rank_pb2.PushTarget(
-            peer=common_pb2.RankAddress(rank=1, transport=address), src_slot=[slot], dst_slot=[slot + 1]
+            peer=common_pb2.RankAddress(rank=1, transport=address),
+            src_slot=[slot] * slots,
+            dst_slot=[slot + 1 + index for index in range(slots)],
         )
-        push = rank_pb2.PushPages(push=7, targets=[target], deadline_s=WITHIN_S)
+        push = rank_pb2.PushPages(
+            push=7, targets=[target], deadline_s=WITHIN_S, step=step, layer_ends=LAYER_ENDS, group="d"
+        )
         await self.leader.send(RANK, rank_pb2.ToRank(push=push))
 
 
 def _rank(scene: Scene) -> None:
     link = RankLink(scene.leader.address, RANK)
     try:
-        with PushLane(scene.pusher, scene.leader.address, RANK) as lane:
+        with PushLane(scene.pusher, scene.engine.progress, scene.leader.address, RANK) as lane:
             link.send(rank_pb2.FromRank(ready=rank_pb2.RankReady(rank=RANK)))
             run_steps(link, scene.engine, lane, num_ranks=1)
         scene.ended.append(None)
@@ -84,7 +110,7 @@ def _play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> BaseExcepti
     """Run a rank beside the scenario; returns what the rank ended with."""
 
     async def main() -> BaseException | None:
-        with Pusher.open(ARENA, ABI) as pusher, Pusher.open(ARENA, ABI) as peer:
+        with Pusher.open(ARENA, ABI, SHM) as pusher, Pusher.open(ARENA, ABI, SHM) as peer:
             scene = Scene(LeaderLink("tcp://127.0.0.1:*"), SlowEngine(), pusher, peer, [])
             thread = threading.Thread(target=_rank, args=(scene,))
             thread.start()
@@ -107,15 +133,15 @@ def test_a_push_is_written_and_reported_while_a_step_runs() -> None:
         size = ARENA.slot_bytes
         here, there = (ARENA.ordinary[0] * size, (ARENA.ordinary[0] + 1) * size)
         scene.pusher.memory.bytes_B[here : here + size] = 5
-        plan = StepPlan(step=StepId(3), epoch=Epoch(0), layout=Layout.TP)
-        await scene.leader.send(RANK, rank_pb2.ToRank(step=plan_to_pb(plan)))
+        await scene.leader.send(RANK, rank_pb2.ToRank(step=plan_to_pb(_plan(3))))
         assert await asyncio.to_thread(scene.engine.started.wait, WITHIN_S)
         await scene.order_push(scene.peer.address)
         report = (await scene.expect("push")).push
         assert (report.push, report.error, report.bytes) == (7, "", size)
         assert not scene.engine.may_end.is_set()
         assert set(scene.peer.memory.bytes_B[there : there + size].tolist()) == {5}
-        scene.engine.may_end.set()
+        for may in (*scene.engine.may_compute, scene.engine.may_end):
+            may.set()
         assert (await scene.expect("step")).step.step == 3
 
     assert _play(scenario) is None
@@ -135,8 +161,103 @@ def test_a_peer_that_cannot_be_reached_fails_the_push_and_not_the_rank(address: 
 
 def test_a_push_lane_that_breaks_is_told_to_the_leader_and_ends_the_rank() -> None:
     async def scenario(scene: Scene) -> None:
-        bad = rank_pb2.PushPages(push=8, targets=[rank_pb2.PushTarget(src_slot=[1, 2], dst_slot=[1])])
+        bad = rank_pb2.PushPages(
+            push=8, layer_ends=LAYER_ENDS, targets=[rank_pb2.PushTarget(src_slot=[1, 2], dst_slot=[1])]
+        )
         await scene.leader.send(RANK, rank_pb2.ToRank(push=bad))
         assert "ValueError" in (await scene.expect("failure")).failure.error
 
     assert isinstance(_play(scenario), InvariantBroken)
+
+
+def _layer(scene: Scene, slot: int, layer: int) -> set[int]:
+    """What a layer of one of the peer's slots holds."""
+    at = slot * ARENA.slot_bytes + layer * ARENA.layer_slice_bytes
+    return set(scene.peer.memory.bytes_B[at : at + ARENA.layer_slice_bytes].tolist())
+
+
+async def _until(there: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not there():
+            await asyncio.sleep(0.001)
+
+
+def test_a_layer_range_leaves_when_the_step_that_fills_it_has_computed_its_layers() -> None:
+    """The order comes before the step; nothing leaves early, and nothing waits for the step's end."""
+
+    async def scenario(scene: Scene) -> None:
+        slot, size = ARENA.ordinary[0], ARENA.slot_bytes
+        page_B = scene.pusher.memory.bytes_B[slot * size : (slot + 1) * size]
+        await scene.order_push(scene.peer.address, step=3, slots=2)
+        await scene.leader.send(RANK, rank_pb2.ToRank(step=plan_to_pb(_plan(3))))
+        assert await asyncio.to_thread(scene.engine.started.wait, WITHIN_S)
+        await asyncio.sleep(0.05)
+        assert _layer(scene, slot + 1, 0) == {0}
+        page_B[: ARENA.layer_slice_bytes] = 5
+        scene.engine.may_compute[0].set()
+        await _until(lambda: _layer(scene, slot + 2, 0) == {5})
+        assert _layer(scene, slot + 1, 0) == {5}
+        assert _layer(scene, slot + 1, 1) == {0}
+        page_B[ARENA.layer_slice_bytes :] = 6
+        scene.engine.may_compute[1].set()
+        report = (await scene.expect("push")).push
+        assert (report.error, report.bytes) == ("", 2 * size)
+        assert report.held_s > 0
+        assert not scene.engine.may_end.is_set()
+        assert [_layer(scene, slot + 2, layer) for layer in range(2)] == [{5}, {6}]
+        scene.engine.may_end.set()
+        await scene.expect("step")
+
+    assert _play(scenario) is None
+
+
+def test_a_push_of_a_step_that_is_over_leaves_at_once() -> None:
+    async def scenario(scene: Scene) -> None:
+        for may in (*scene.engine.may_compute, scene.engine.may_end):
+            may.set()
+        for step in (3, 4):
+            await scene.leader.send(RANK, rank_pb2.ToRank(step=plan_to_pb(_plan(step))))
+            await scene.expect("step")
+        for step in (2, 3, 4):
+            await scene.order_push(scene.peer.address, step=step)
+            assert (await scene.expect("push")).push.bytes == ARENA.slot_bytes
+
+    assert _play(scenario) is None
+
+
+def test_a_cancelled_push_that_is_held_back_is_reported_and_writes_nothing() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.order_push(scene.peer.address, step=3)
+        await scene.leader.send(RANK, rank_pb2.ToRank(cancel_push=7))
+        report = (await scene.expect("push")).push
+        assert (report.push, report.error, report.bytes) == (7, "cancelled", 0)
+        await scene.leader.send(RANK, rank_pb2.ToRank(cancel_push=7))  # it is over: nothing to cancel
+        for may in (*scene.engine.may_compute, scene.engine.may_end):
+            may.set()
+        await scene.leader.send(RANK, rank_pb2.ToRank(step=plan_to_pb(_plan(3))))
+        await scene.expect("step")
+        assert set(scene.peer.memory.bytes_B.tolist()) == {0}
+
+    assert _play(scenario) is None
+
+
+def test_the_leader_is_told_what_has_moved_and_to_whom() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.order_push(scene.peer.address, slots=2)
+        await scene.expect("push")
+        await scene.order_push("shm:@splash-nobody")
+        await scene.expect("push")
+        while True:
+            counts = {sample.count: sample.value for sample in scene.traffic}
+            if counts.get(Count.OPERATIONS) == 2:
+                break
+            await scene.expect("traffic")
+        assert {(sample.traffic, sample.peer) for sample in scene.traffic} == {("handoff", "d/1")}
+        assert counts[Count.BYTES] == 2 * ARENA.slot_bytes
+        assert (counts[Count.FAILURES], counts[Count.IN_FLIGHT]) == (1, 0)
+
+    assert _play(scenario) is None
+
+
+def _plan(step: int) -> StepPlan:
+    return StepPlan(step=StepId(step), epoch=Epoch(0), layout=Layout.TP)

@@ -1,12 +1,14 @@
 """Leases of a decode group: reservation, the fence around writers, landing, and every way out."""
 
+from dataclasses import replace
+
 import pytest
 
 from splash_core.errors import Conflict, InvalidRequest
 from splash_core.ids import LeaseId, RankId
 from splash_core.layout.layout import RULES, Layout
 from splash_core.scheduling.events import FinishedEvent, FinishReason, TokenEvent
-from splash_core.scheduling.leases import LeaseState
+from splash_core.scheduling.leases import LeaseState, Written
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import TokenLogprobs
@@ -359,3 +361,83 @@ def test_nothing_makes_way_where_weights_are_replicated() -> None:
     group.begin()
     assert group.plan is not None
     assert group.plan.manifest is None
+
+
+def test_audits_name_owner_lease_and_writer_of_every_page() -> None:
+    group = decode_group()
+    group.clock = 1.0
+    first, second = group.reserve([1, 2, 3], output(2)), group.reserve([4, 5], output(2))
+    assert first is not None
+    assert second is not None
+    group.claim(first)
+    group.clock = 4.0
+    pages = group.scheduler.audit(every_page=True).pages
+    assert {(page.owner, page.state, page.lease, page.writer, page.age_s) for page in pages} == {
+        ("r0", "leased", first.lease, "writer", 3.0),
+        ("r1", "leased", second.lease, "", 3.0),
+    }
+    group.cancel(first.seq)
+    group.cancel(second.seq)
+    kept = group.scheduler.audit(every_page=True).pages
+    assert {(page.owner, page.state, page.lease, page.writer) for page in kept} == {
+        ("r0", "quarantined", first.lease, "writer")
+    }
+    assert len(kept) == group.scheduler.audit().pages_held > 0
+
+
+def test_a_writer_that_writes_anew_claims_the_next_attempt() -> None:
+    """What is said of the attempt before is refused from then on, and no other writer may do so."""
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    keys = {"incarnation": grant.incarnation, "writer": "writer"}
+    with pytest.raises(Conflict, match=r"^attempt"):
+        group.scheduler.claim(grant.lease, attempt=2, **keys)  # nobody has begun
+    group.claim(grant)
+    with pytest.raises(Conflict, match=r"^attempt"):
+        group.scheduler.claim(grant.lease, attempt=3, **keys)
+    with pytest.raises(Conflict, match=r"^attempt"):
+        group.scheduler.claim(grant.lease, attempt=2, incarnation=grant.incarnation, writer="second")
+    group.scheduler.claim(grant.lease, attempt=2, **keys)
+    group.scheduler.claim(grant.lease, attempt=2, **keys)
+    with pytest.raises(Conflict, match=r"^attempt"):
+        group.claim(grant)
+    with pytest.raises(Conflict, match=r"^attempt"):
+        group.land(grant)
+    with pytest.raises(Conflict, match=r"^attempt"):
+        group.scheduler.abandon(grant.lease, attempt=1, **keys)
+    group.write(grant)
+    group.take(group.scheduler.landed(group.completion(grant, attempt=2)))
+    group.run()
+    group.requests[grant.seq].check()
+    group.assert_empty()
+
+
+@pytest.mark.parametrize("lacks", ["pages", "layers", "num_bytes"])
+def test_a_completion_that_counts_less_than_everything_is_refused(lacks: str) -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.claim(grant)
+    whole = Written.whole(len(grant.pages), group.arena)
+    less = replace(whole, **{lacks: getattr(whole, lacks) - 1})
+    with pytest.raises(Conflict, match=r"^written: lease"):
+        group.scheduler.landed(group.completion(grant, written=less))
+    with pytest.raises(Conflict, match=r"^first_position: lease"):
+        group.scheduler.landed(group.completion(grant, first_position=2))
+    assert group.scheduler.count(SeqState.LEASED) == 1
+    group.land(grant)
+
+
+def test_an_abandon_may_name_an_attempt_whose_claim_never_arrived() -> None:
+    """Else its pages would be quarantined for good: the writer has nothing more to say."""
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.claim(grant)
+    group.cancel(grant.seq)
+    keys = {"incarnation": grant.incarnation, "writer": "writer"}
+    with pytest.raises(Conflict, match=r"^attempt"):
+        group.scheduler.abandon(grant.lease, attempt=0, **keys)
+    group.scheduler.abandon(grant.lease, attempt=2, **keys)
+    group.assert_empty()
