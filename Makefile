@@ -23,7 +23,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check fmt proto bench results clean
+.PHONY: help demo test check libraries fmt proto bench results clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,8 +38,15 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## serve the demo model, chat, switch both phases through all twelve directions
 	@env -u OMP_NUM_THREADS $(BIN)/splash demo --started-at $(STARTED_AT) $(ARGS)
 
-test: check  ## all checks and all tests that need no GPU (TESTS=path to choose)
+test: libraries check  ## all checks and all tests that need no GPU (TESTS=path to choose)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+libraries:
+	@for name in libibverbs.so.1 libnuma.so.1 libcurl.so.4; do \
+	  $(PYTHON) -c "import ctypes; ctypes.CDLL('$$name')" 2>/dev/null || { \
+	    echo "the tests of the Mooncake transport need $$name:" >&2; \
+	    echo "  apt-get update && apt-get install -y libibverbs1 libnuma1 libcurl4" >&2; exit 1; }; \
+	done
 
 check: $(READY)  ## style, types, import direction, drift of the generated stubs
 	@$(BIN)/ruff check .

@@ -1,23 +1,24 @@
-"""Settings: the only place that reads the environment.
+"""Settings: what an operator can say, by command.
 
 `resolve` fills a settings class from flags, then `SPLASH_*`, then a TOML file, then defaults.
 Invariant: a settings object is complete and checked when it exists, and nobody changes it later.
 """
 
 import dataclasses
-import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from splash_core import environment
 from splash_core.errors import ConfigError
 from splash_core.settings_base import (
     COUNT,
     PORT,
     POSITIVE,
     Range,
+    a_port_range,
     a_url,
     addresses,
     an_address,
@@ -34,7 +35,6 @@ LAYOUTS = ("TP", "CP", "DP", "DOP", "DOP-P")
 STANDARD_LAYOUTS = ("TP", "CP", "DP", "DOP")
 """Names of `layout.layout.Layout`, which stands above settings, and of those that are offered by default."""
 _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
-_TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,23 @@ class WorkerSettings(ModelSettings):
     """What prefill and decode groups have in common."""
 
     transport: str = setting(
-        "shm", "How KV pages cross between groups.", choices=("shm",), planned=_TRANSPORTS
+        "shm",
+        "How KV pages cross between groups: shm on one host, mooncake also between hosts. What follows with "
+        "this prefix is mooncake's.",
+        choices=("shm", "mooncake"),
+    )
+    transport_protocol: str = setting("tcp", "What carries pages.", choices=("tcp", "rdma"))
+    transport_devices: str = setting(
+        "", "RDMA devices (rails) to use, separated by commas; default: those that are found."
+    )
+    transport_ports: str = setting(
+        "", "Ports that ranks listen on, as LOW-HIGH; default: free ones.", form=a_port_range
+    )
+    transport_timeout_s: float = setting(
+        5.0, "A rank that does not answer within this time is not written to.", unit="s", within=POSITIVE
+    )
+    transport_stall_s: int = setting(
+        3, "A write whose bytes do not move for so long fails.", unit="s", within=COUNT
     )
     policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
     device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
@@ -153,6 +169,9 @@ class GroupSettings(WorkerSettings):
         "HOST:PORT at which other groups reach this one; default: host (its name if any) and port.",
         form=an_address,
     )
+    transport_host: str = setting(
+        "", "Address at which other groups' ranks reach this host's; default: host, or its name."
+    )
     nnodes: int = setting(
         1, "Hosts that the group's ranks are spread over; only 1 is served so far.", within=COUNT
     )
@@ -234,7 +253,7 @@ def resolve(
     Raises:
         ConfigError: a value has the wrong type or is not allowed; names its source and the remedy.
     """
-    environ = os.environ if environ is None else environ
+    environ = environment.current() if environ is None else environ
     commands = (UpSettings, GroupSettings, RouterSettings, AdminSettings)
     file = read_settings_file(config, (*commands, kind)) if config is not None else {}
     hints = typing.get_type_hints(kind)
@@ -266,7 +285,7 @@ def api_key(settings: RouterSettings, environ: Mapping[str, str] | None = None) 
 
 
 def _key(variable: str, file: str, environ: Mapping[str, str] | None) -> str:
-    environ = os.environ if environ is None else environ
+    environ = environment.current() if environ is None else environ
     if environ.get(variable):
         return environ[variable]
     if not file:
@@ -275,35 +294,3 @@ def _key(variable: str, file: str, environ: Mapping[str, str] | None) -> str:
         return Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"key file {file}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def state_home(environ: Mapping[str, str] | None = None) -> Path:
-    """`$XDG_STATE_HOME/splash`: one folder a run."""
-    environ = os.environ if environ is None else environ
-    base = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "splash"
-
-
-def cache_home(environ: Mapping[str, str] | None = None) -> Path:
-    """`$XDG_CACHE_HOME/splash`: fetched models."""
-    environ = os.environ if environ is None else environ
-    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "splash"
-
-
-_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-"""NVLink multicast stays off unless the operator says otherwise: a fault there may take a host's GPUs."""
-
-
-def child_environment(*, num_threads: int | None = None) -> dict[str, str]:
-    """This process's environment for a child, with the thread count that numeric libraries read at import."""
-    environ = _NO_MULTICAST | dict(os.environ)
-    if num_threads is not None:
-        environ |= {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
-    return environ
-
-
-def keep_multicast_off() -> None:
-    """The same for this process, and for children that `child_environment` is not made for."""
-    for name, value in _NO_MULTICAST.items():
-        os.environ.setdefault(name, value)

@@ -88,6 +88,17 @@ SERVE = """### Serving
     ratio            = tokens/s / tokens/s of transformers' `generate` on the same checkpoint and machine
 """
 
+HANDOFF = """### Handoffs
+
+All bytes of a handoff go from one process to another on this host, in pages that lie scattered on both sides.
+The reference moves as many bytes in large blocks: the library's own synchronous writes into the same memory
+for Mooncake, a copy inside one process (`memcpy`) for shared memory. They are measured in pairs, either first
+in turn.
+
+    GB/s         = bytes / p50 time / 10⁹
+    of reference = p50 over the pairs of (time of the reference / time of the handoff)
+"""
+
 PEER = """### Beside a peer
 
     prefill ratio = our prefill tokens/s / the peer's
@@ -100,6 +111,7 @@ FORMULAS = {
     "capacity": CAPACITY,
     "sweep": SWEEP,
     "serve": SERVE,
+    "handoff": HANDOFF,
     "peer": PEER,
 }
 """By benchmark, in the order of the page."""

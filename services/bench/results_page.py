@@ -190,6 +190,21 @@ def _serve(document: Document, _: Sequence[Document]) -> str:
     return markdown_table(columns, document["rows"])
 
 
+def _handoff(document: Document, _: Sequence[Document]) -> str:
+    columns: dict[str, Callable[[Row], str]] = {
+        "transport": lambda row: row["transport"],
+        "bytes": lambda row: format_bytes(row["bytes"]),
+        "page": lambda row: format_bytes(row["page_bytes"]),
+        "GB/s": lambda row: f"{row['gb_s_p50']:.2f}",
+        "reference": lambda row: row["reference"],
+        "its GB/s": lambda row: f"{row['reference_gb_s_p50']:.2f}",
+        "of reference": lambda row: f"{row['ratio_p50']:.0%}",
+        "lowest, highest": lambda row: f"{min(row['ratios']):.0%}, {max(row['ratios']):.0%}",
+        "pairs": lambda row: number(row["pairs"]),
+    }
+    return markdown_table(columns, document["rows"])
+
+
 def _with_reasons(
     columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row], name: Callable[[Row], str]
 ) -> str:
@@ -206,5 +221,6 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "capacity": _capacity,
     "sweep": _sweep,
     "serve": _serve,
+    "handoff": _handoff,
     "peer": _peer,
 }

@@ -1,4 +1,4 @@
-"""`splash bench serve`: rates of a running stack; the benchmarks on ranks are in `services.bench.cli`."""
+"""`splash bench serve` and `handoff`; the benchmarks on ranks are in `services.bench.cli`."""
 
 import dataclasses
 import json
@@ -12,7 +12,10 @@ from rich.table import Table
 
 from services.bench.cli import app
 from services.bench.document import measured_here
+from services.bench.handoff import HandoffSettings, handoff_rows
+from services.bench.results_page import section
 from services.bench.workload import FIXED, POLICY, Workload, rate_name
+from services.options import settings_command
 from services.progress import progress_console, stages
 
 __all__ = ["app"]
@@ -61,6 +64,23 @@ def serve(
         sys.stdout.write(json.dumps(document.to_json()) + "\n")
     else:
         Console().print(_table(rows))
+
+
+@settings_command(app, "handoff", HandoffSettings)
+def handoff(settings: HandoffSettings, as_json: bool) -> int:
+    """Handoffs of scattered pages on this host, next to raw writes of the library and to memcpy.
+
+    Example: `splash bench handoff --out docs/results`
+    """
+    with stages(progress_console(), "bench handoff") as progress:
+        rows = handoff_rows(settings, progress)
+    measured = {name: value for name, value in dataclasses.asdict(settings).items() if name != "out"}
+    document = measured_here("handoff", settings=measured, rows=rows)
+    if settings.out:
+        document.write(Path(settings.out))
+    text = json.dumps(document.to_json()) + "\n" if as_json else section(document.to_json())
+    sys.stdout.write(text)
+    return 0
 
 
 def _baseline_rates(model: Path, workload: Workload, threads: int, progress: Any) -> dict[str, float]:

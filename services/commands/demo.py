@@ -1,5 +1,6 @@
 """`splash demo`: the whole system on the demo model, on this machine, with its own proof."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -20,7 +21,7 @@ from services.demo.report import DemoReport
 from services.demo.scenario import DECODE, PREFILL, Target, run
 from services.launch import Stack
 from services.progress import progress_console, stages
-from splash_core.config import UpSettings
+from splash_core.config import UpSettings, resolve
 from splash_core.errors import SplashError
 
 app = typer.Typer()
@@ -35,6 +36,7 @@ def demo(
     started_at: Annotated[
         float | None, typer.Option(help="When set-up began, seconds since 1970; default: now.", hidden=True)
     ] = None,
+    transport: Annotated[str, typer.Option(help="shm or mooncake: how KV pages cross.")] = "shm",
     as_json: Json = False,
 ) -> None:
     """Ask a real question, then switch both phases through all twelve directions while tokens stream.
@@ -46,7 +48,7 @@ def demo(
     model = fetch_demo_model()
     report = DemoReport(model=model.name, setup_s=time.time() - began)
     began_run = time.monotonic()
-    stack = Stack(demo_settings(model))
+    stack = Stack(demo_settings(model, transport))
     console.print(f"logs: {stack.run_dir}", soft_wrap=True)
     try:
         _run(stack, report, console)
@@ -61,9 +63,10 @@ def demo(
     raise typer.Exit(0 if report.ok else 1)
 
 
-def demo_settings(model: Path) -> UpSettings:
+def demo_settings(model: Path, transport: str) -> UpSettings:
     """Pages so small that borrowed slots hold KV, chunks so small that switches fit between them."""
-    return UpSettings(
+    return dataclasses.replace(
+        resolve(UpSettings, flags={"transport": transport}, environ={}),
         model=str(model),
         prefill_layout=PREFILL.start,
         decode_layout=DECODE.start,

@@ -21,7 +21,8 @@ from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Transport
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.counters import CounterSource, Sample, TrafficCounters, summed
-from splash_core.transport.shm import ShmTransport
+from splash_core.transport.factory import open_transport
+from splash_core.transport.options import TransportOptions
 
 
 @dataclass(slots=True)
@@ -74,10 +75,10 @@ class Pusher:
 
     @classmethod
     @contextmanager
-    def open(cls, arena: ArenaMap, abi: KvAbi) -> Iterator["Pusher"]:
+    def open(cls, arena: ArenaMap, abi: KvAbi, options: TransportOptions) -> Iterator["Pusher"]:
         """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more."""
         memory = ArenaMemory(arena.arena_bytes)
-        transport = ShmTransport()
+        transport = open_transport(options)
         try:
             handle = transport.register(memory, abi)
             yield cls(transport, memory, handle, arena=arena, abi=abi)

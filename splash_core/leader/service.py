@@ -237,4 +237,5 @@ class GroupProcess:
             start_timeout_s=settings.start_timeout_s,
             step_timeout_s=settings.step_timeout_s,
             fake_step_s=settings.fake_step_s,
+            transport=blueprint.transport,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splash_core.layout.layout import Layout
+from splash_core.transport.options import TransportOptions
 
 ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
 """Bytes per number of weights and KV, by the name of the type."""
@@ -51,6 +52,8 @@ class RankConfig:
     """The longest wait for a peer inside one collective: no step may last longer."""
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
+    transport: TransportOptions = TransportOptions()
+    """How they reach other groups' memory."""
 
     def write(self, path: Path) -> None:
         """Store as JSON."""
@@ -60,4 +63,5 @@ class RankConfig:
     def read(cls, path: Path) -> "RankConfig":
         """Load what `write` stored."""
         raw = json.loads(path.read_text())
-        return cls(**raw | {"layout": Layout(raw["layout"])})
+        transport = TransportOptions(**raw["transport"])
+        return cls(**raw | {"layout": Layout(raw["layout"]), "transport": transport})

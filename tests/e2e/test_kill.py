@@ -123,9 +123,9 @@ async def _load_and_kill(up: Up, victim: str) -> list[str]:
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_process_ends_everything_in_time_with_its_cause(
-    victim: str, tmp_path: Path, tiny_v3: Path
+    transport: str, victim: str, tmp_path: Path, tiny_v3: Path
 ) -> None:
-    up = Up(tiny_v3, tmp_path, "--served-model-name", "tiny")
+    up = Up(tiny_v3, tmp_path, "--served-model-name", "tiny", "--transport", transport)
     try:
         outcomes = asyncio.run(_load_and_kill(up, victim))
         assert all(outcome != "finished" for outcome in outcomes[-2:])
@@ -143,8 +143,11 @@ def test_a_killed_process_ends_everything_in_time_with_its_cause(
         up.close()
 
 
-def test_a_rank_that_hangs_ends_its_group_at_the_step_deadline(tmp_path: Path, tiny_v3: Path) -> None:
-    up = Up(tiny_v3, tmp_path, "--served-model-name", "tiny", "--step-timeout-s", "1.5")
+def test_a_rank_that_hangs_ends_its_group_at_the_step_deadline(
+    transport: str, tmp_path: Path, tiny_v3: Path
+) -> None:
+    flags = ["--step-timeout-s", "1.5", "--transport", transport]
+    up = Up(tiny_v3, tmp_path, "--served-model-name", "tiny", *flags)
     try:
         rank = up.victim("decode rank")
 
@@ -162,8 +165,9 @@ def test_a_rank_that_hangs_ends_its_group_at_the_step_deadline(tmp_path: Path, t
         up.close()
 
 
-def test_ctrl_c_drains_and_exits_zero(tmp_path: Path, tiny_v3: Path) -> None:
-    up = Up(tiny_v3, tmp_path, "--served-model-name", "tiny", "--drain-timeout-s", "20")
+def test_ctrl_c_drains_and_exits_zero(transport: str, tmp_path: Path, tiny_v3: Path) -> None:
+    flags = ["--drain-timeout-s", "20", "--transport", transport]
+    up = Up(tiny_v3, tmp_path, "--served-model-name", "tiny", *flags)
     try:
 
         async def scenario() -> str:

@@ -21,6 +21,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     model = write_tiny(tmp_path_factory.mktemp("checkpoint") / "tiny", family="v3", seed=3)
     settings = UpSettings(
         model=str(model),
+        transport="mooncake",
         port=0,
         admin_port=0,
         # In fp64 no rounding depends on who shares a batch.

@@ -44,7 +44,12 @@ def test_a_load_that_narrows_changes_layout_by_itself_within_the_dwell(tmp_path:
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
     settings = UpSettings(
-        model="smollm2-mla", policy=str(policy), port=0, admin_port=0, run_dir=str(tmp_path / "run")
+        model="smollm2-mla",
+        transport="mooncake",
+        policy=str(policy),
+        port=0,
+        admin_port=0,
+        run_dir=str(tmp_path / "run"),
     )
     with Stack(settings) as stack:
         assert _together(stack, [SHORT] * 16) == [60] * 16

@@ -32,10 +32,11 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def groups(transport: str, tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One prefill and one decode group, and a decode group with another page size; two ranks each."""
     run_dir = tmp_path_factory.mktemp("g")
-    quick = {"queue-requests": 40, "max-running": 8, "chunk-tokens": 16, "drain-timeout-s": 1}
+    quick: dict[str, object] = {"queue-requests": 40, "max-running": 8, "chunk-tokens": 16}
+    quick |= {"drain-timeout-s": 1, "transport": transport}
     children = [
         start_group("prefill", tiny_v3, run_dir, name="prefill-0", flags={**quick, "fake-step-s": 0.002}),
         start_group("decode", tiny_v3, run_dir, name="decode-0", flags={**quick, "fake-step-s": 0.002}),

@@ -9,16 +9,16 @@ import pytest
 import tokenizers
 
 from splash_core.checkpoints.cache import ModelCache
-from splash_core.config import cache_home
+from splash_core.environment import cache_home
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
-def test_demo_serves_the_real_model_through_all_switches(tmp_path: Path) -> None:
+def test_demo_serves_the_real_model_through_all_switches(transport: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "services", "demo", "--json"],
+        [sys.executable, "-m", "services", "demo", "--json", "--transport", transport],
         cwd=ROOT,
         capture_output=True,
         text=True,

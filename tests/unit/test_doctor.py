@@ -1,0 +1,166 @@
+"""`splash doctor`: what it finds, its exit code, and that every failure has a remedy."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli import main
+from services.doctor import host
+from services.doctor.host import mooncake, ports, rails
+from services.doctor.settings import DoctorSettings
+from services.doctor.verdicts import Finding, Verdict
+from services.doctor.wires import self_tests
+from splash_core.transport.mooncake_library import CPU_FLAVOUR, INSTALL
+from tests.support.admin_port import Admin
+
+ABI = {
+    "version": "1",
+    "dtype": "fp32",
+    "page_size": 4,
+    "layers": 2,
+    "latent_dim": 32,
+    "rope_dim": 8,
+    "rope": "",
+    "scale": "",
+    "model": "m",
+    "transport": "shm 1",
+    "model_name": "tiny",
+}
+
+
+@pytest.fixture
+def admin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
+    server = Admin()
+    monkeypatch.setenv("SPLASH_ADMIN", server.url)
+    monkeypatch.delenv("SPLASH_ADMIN_KEY", raising=False)
+    yield server
+    server.close()
+
+
+def _verdicts(findings: list[Finding]) -> dict[str, Verdict]:
+    return {finding.check: finding.verdict for finding in findings}
+
+
+def _doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["splash", "doctor", "--json", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(str(ended.value.code))
+
+
+def test_a_healthy_host_passes_over_both_transports(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SPLASH_ADMIN", raising=False)
+    assert _doctor(monkeypatch, "--transport", "mooncake", "--port", "0", "--admin-port", "0") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    checks = {entry["check"]: entry["verdict"] for entry in report["checks"]}
+    assert checks.items() >= {"torch": "pass", "mooncake": "pass", "libibverbs.so.1": "pass"}.items()
+    assert (checks["shm self-test"], checks["mooncake self-test"]) == ("pass", "pass")
+
+
+def test_taken_ports_fail_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SPLASH_ADMIN", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert _doctor(monkeypatch, "--port", port, "--admin-port", "0") == 1
+    report = json.loads(capsys.readouterr().out)
+    (problem,) = [entry for entry in report["checks"] if entry["verdict"] == "fail"]
+    assert problem["check"] == "--port"
+    assert "choose another --port" in problem["remedy"]
+
+
+def test_too_narrow_a_range_of_ports_fails() -> None:
+    settings = DoctorSettings(port=0, admin_port=0, transport_ports="23471-23473")
+    assert _verdicts(list(ports(settings)))["--transport-ports"] is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("transport", "verdict"), [("shm", Verdict.WARN), ("mooncake", Verdict.FAIL)])
+def test_a_missing_package_fails_only_who_needs_it(
+    monkeypatch: pytest.MonkeyPatch, transport: str, verdict: Verdict
+) -> None:
+    monkeypatch.setattr(host, "installed_flavours", dict)
+    monkeypatch.setattr(host, "_LIBRARIES", ("libnothere.so.1",))
+    findings = list(mooncake(DoctorSettings(transport=transport)))
+    assert _verdicts(findings) == {"libnothere.so.1": verdict, "mooncake": verdict}
+    assert [finding.remedy for finding in findings] == [host.SYSTEM_PACKAGES, INSTALL]
+
+
+def test_rails_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
+        folder = tmp_path / name / "ports" / "1"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(f"{state}\n")
+    settings = DoctorSettings(
+        transport="mooncake", transport_protocol="rdma", transport_devices="mlx5_0,mlx5_1,mlx5_9"
+    )
+    verdicts = _verdicts(list(rails(settings, tmp_path)))
+    assert [verdicts[f"rail mlx5_{i}"] for i in (0, 1, 9)] == [Verdict.PASS, Verdict.FAIL, Verdict.FAIL]
+    none = _verdicts(
+        list(rails(DoctorSettings(transport="mooncake", transport_protocol="rdma"), tmp_path / "x"))
+    )
+    assert none["rails"] is Verdict.FAIL
+    assert list(rails(DoctorSettings(transport="mooncake"), tmp_path)) == []
+
+
+def test_a_transport_that_cannot_listen_fails_its_self_test() -> None:
+    settings = DoctorSettings(transport="mooncake", host="192.0.2.1")
+    findings = {finding.check: finding for finding in self_tests(settings)}
+    assert findings["shm self-test"].verdict is Verdict.PASS
+    assert findings["mooncake self-test"].verdict is Verdict.FAIL
+    assert "choose another --host" in findings["mooncake self-test"].remedy
+
+
+def _cluster(admin: Admin, *, decode_abi: dict[str, Any], state: str = "ready") -> None:
+    groups = [
+        {"group": "prefill-0", "state": "ready", "ranks": 1, "layout": "TP", "cause": None},
+        {"group": "decode-0", "state": state, "ranks": 1, "layout": "DP", "cause": None},
+    ]
+    layouts = [
+        {"group": "prefill-0", "abi": ABI, "ranks": [{"rank": 0, "transport": "shm:@splash-nobody"}]},
+        {"group": "decode-0", "abi": decode_abi, "ranks": []},
+    ]
+    admin.answers["GET /admin/cluster"] = (200, {"groups": groups})
+    admin.answers["GET /admin/layouts"] = (200, {"groups": layouts})
+    admin.answers["GET /"] = (200, {})
+
+
+def test_a_cluster_is_checked_through_its_admin_port(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _cluster(admin, decode_abi={**ABI, "transport": "mooncake tcp 1"}, state="draining")
+    assert _doctor(monkeypatch) == 1
+    checks = {entry["check"]: entry for entry in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["admin port"]["verdict"] == "pass"
+    assert checks["group prefill-0"]["verdict"] == "pass"
+    assert checks["group decode-0"]["verdict"] == "fail"
+    assert checks["KV ABI"]["detail"] == "transport: prefill-0 'shm 1', decode-0 'mooncake tcp 1'"
+    assert checks["this host → prefill-0 rank 0"]["verdict"] == "fail"
+    assert checks["clock"]["verdict"] == "pass"
+    assert all(entry["remedy"] for entry in checks.values() if entry["verdict"] != "pass")
+
+
+def test_nobody_at_the_admin_port_is_one_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _doctor(monkeypatch, "--admin", "http://127.0.0.1:9") == 1
+    checks = [entry for entry in json.loads(capsys.readouterr().out)["checks"] if entry["verdict"] == "fail"]
+    assert [entry["check"] for entry in checks] == ["admin port"]
+
+
+def test_flavours_for_cuda_are_told_from_the_one_for_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "load_library", lambda: None)
+    monkeypatch.setattr(host, "installed_flavours", lambda: {"mooncake-transfer-engine": "1"})
+    verdicts = _verdicts(list(mooncake(DoctorSettings(transport="mooncake"))))
+    assert verdicts["mooncake flavour"] is Verdict.WARN
+    monkeypatch.setattr(host, "installed_flavours", lambda: {CPU_FLAVOUR: "1"})
+    assert "mooncake flavour" not in _verdicts(list(mooncake(DoctorSettings(transport="mooncake"))))
+    on_gpu = _verdicts(list(mooncake(DoctorSettings(transport="mooncake", device="cuda"))))
+    assert on_gpu["mooncake flavour"] is Verdict.FAIL

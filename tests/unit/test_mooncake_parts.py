@@ -1,0 +1,314 @@
+"""Parts of the Mooncake transport without Mooncake: words, pieces, windows, and what makes a write quiet."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splash_core.errors import ConfigError, Conflict, Unavailable
+from splash_core.transport import mooncake_library
+from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.base import Descriptor, OpState, TrafficClass
+from splash_core.transport.mooncake_engine import Engine, EngineEnded
+from splash_core.transport.mooncake_link import PeerLink
+from splash_core.transport.mooncake_op import PIECE_BYTES, MooncakeOp, pieces
+from splash_core.transport.mooncake_server import MooncakeServer
+from splash_core.transport.mooncake_wire import WINDOW_BYTES, WINDOW_PIECES, Route, Wire
+from splash_core.transport.mooncake_words import Address, Line, NotUnderstood, Welcome, dial
+from splash_core.transport.options import MOONCAKE, TransportOptions
+from tests.support.transports import ABI
+
+OPTIONS = TransportOptions(name=MOONCAKE, answer_timeout_s=2.0)
+
+
+class FakeLibrary:
+    """A library engine whose writes end when the test says so."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, int] = {}
+        self.asked_again: list[int] = []
+        self.full = False
+
+    def get_rpc_port(self) -> int:
+        return 1
+
+    def register_memory(self, address: int, num_bytes: int) -> int:
+        return 0
+
+    def send_probe(self, segment: str) -> int:
+        return 0
+
+    def transfer_submit_write(self, segment: str, src: int, dst: int, num_bytes: int) -> int:
+        if self.full:
+            return 0
+        self.states[len(self.states) + 1] = 0
+        return len(self.states)
+
+    def transfer_check_status(self, number: int) -> int:
+        state = self.states[number]
+        if state == 9:
+            self.asked_again.append(number)
+        if state != 0:
+            # As the library does: a final answer is given once.
+            self.states[number] = 9
+        return state
+
+
+def _op(
+    *descriptors: Descriptor, deadline: float = float("inf"), changed: threading.Condition | None = None
+) -> MooncakeOp:
+    return MooncakeOp(
+        descriptors,
+        order=(TrafficClass.HANDOFF, 1),
+        deadline=deadline,
+        attempt=1,
+        changed=changed or threading.Condition(),
+    )
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3 * PIECE_BYTES)), max_size=6)
+
+
+@given(RUNS)
+def test_pieces_are_the_same_bytes_in_the_same_order(parts: list[tuple[int, int, int]]) -> None:
+    descriptors = [Descriptor(src * PIECE_BYTES, dst * PIECE_BYTES, size) for src, dst, size in parts]
+    cut = list(pieces(descriptors))
+    assert all(0 < piece.num_bytes <= PIECE_BYTES for piece in cut)
+    # Walk both lists byte by byte, in strides that end where one of them does.
+    left = [[part.src, part.dst, part.num_bytes] for part in descriptors if part.num_bytes]
+    for piece in cut:
+        src, dst, size = piece.src, piece.dst, piece.num_bytes
+        while size:
+            head = left[0]
+            assert (head[0], head[1]) == (src, dst)
+            step = min(size, head[2])
+            head[0], head[1], head[2] = head[0] + step, head[1] + step, head[2] - step
+            src, dst, size = src + step, dst + step, size - step
+            if head[2] == 0:
+                left.pop(0)
+    assert left == []
+
+
+def test_neighbouring_pages_travel_together() -> None:
+    page = 4096
+    assert list(pieces([Descriptor(i * page, 8 * page + i * page, page) for i in range(10)])) == [
+        Descriptor(0, 8 * page, 10 * page)
+    ]
+
+
+def test_a_failed_piece_keeps_the_write_unquiet_until_the_fence() -> None:
+    library = FakeLibrary()
+    wire = Wire(Engine(library, "h"), Route("peer", 0, 0))
+    changed = threading.Condition()
+    op = _op(Descriptor(0, 0, 10), Descriptor(100, 100, 10), changed=changed)
+    for _ in range(2):
+        assert wire.submit(op, op.take())
+    library.states.update({1: 1, 2: -1})
+    written, failed = wire.landed()
+    assert ([flight.number for flight in written], [flight.number for flight in failed]) == ([1], [2])
+    with changed:
+        op.written(10)
+        op.failed("cut")
+    assert wire.landed() == ([], [])
+    assert library.asked_again == []
+    assert op.poll().state is OpState.FAILED
+    assert op.poll().written_bytes == 10
+    assert not op.quiesced
+    with changed:
+        op.fenced()
+    assert op.quiesced
+
+
+def test_a_cancelled_write_is_quiet_when_its_pieces_have_landed() -> None:
+    changed = threading.Condition()
+    op = _op(Descriptor(0, 0, 10), Descriptor(100, 100, 10), changed=changed)
+    op.take()
+    op.cancel()
+    assert not op.quiesced
+    assert not op.has_more
+    with changed:
+        op.written(10)
+    assert op.quiesced
+    assert (op.poll().state, op.poll().written_bytes) == (OpState.CANCELLED, 10)
+
+
+def test_a_deadline_passes_although_nobody_works_on_the_write() -> None:
+    op = _op(Descriptor(0, 0, 10), deadline=0.0)
+    assert op.wait(60).state is OpState.FAILED
+    assert op.quiesced
+
+
+def test_the_window_is_small_and_holds_no_two_pieces_of_one_place() -> None:
+    wire = Wire(Engine(FakeLibrary(), "h"), Route("peer", 0, 0))
+    op = _op(*[Descriptor(0, 2 * i, 1) for i in range(WINDOW_PIECES)])
+    assert wire.fits(Descriptor(0, 0, WINDOW_BYTES + 1))
+    while op.has_more:
+        assert wire.fits(op.peek())
+        wire.submit(op, op.take())
+    assert not wire.fits(Descriptor(0, 5000, 1))
+    few = Wire(Engine(FakeLibrary(), "h"), Route("peer", 0, 0))
+    few.submit(op, Descriptor(0, 100, 50))
+    assert not few.fits(Descriptor(0, 149, 1))
+    assert not few.fits(Descriptor(0, 90, 11))
+    assert few.fits(Descriptor(0, 150, 1))
+    assert not few.fits(Descriptor(0, 1000, WINDOW_BYTES))
+
+
+def test_an_ended_engine_is_not_used() -> None:
+    engine = Engine(FakeLibrary(), "h")
+    engine.end()
+    engine.end()
+    with pytest.raises(EngineEnded):
+        engine.submit("peer", 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "shm:@splash-1", "mooncake://", "mooncake://h:1", "mooncake://h:x/i", "http://h:1/i"]
+)
+def test_other_transports_addresses_are_refused(text: str) -> None:
+    with pytest.raises(Unavailable, match="give both groups the same --transport"):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "rank-3.splash", "fd00::7"])
+def test_addresses_survive_the_wire(host: str) -> None:
+    address = Address(host, 4711, "abc")
+    assert Address.parse(str(address)) == address
+
+
+def test_a_welcome_of_another_version_is_not_understood() -> None:
+    welcome = Welcome(speaks="x", abi=ABI, num_bytes=1, base=2, segment="s", session="t")
+    assert Welcome.from_message(json.loads(json.dumps(welcome.to_message()))) == welcome
+    with pytest.raises(NotUnderstood):
+        Welcome.from_message(welcome.to_message() | {"novelty": 1})
+    with pytest.raises(NotUnderstood):
+        Welcome.from_message({"speaks": "x"})
+
+
+@pytest.fixture
+def server() -> Iterator[MooncakeServer]:
+    memory = ArenaMemory(4096)
+    server = MooncakeServer(memory, ABI, OPTIONS)
+    yield server
+    server.close()
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", b"\n", b"{\n", b"[1]\n", b"\xff\xfe\n", b"x" * 70000, b'{"ask": 3}\n']
+)
+def test_noise_on_the_control_channel_ends_its_own_connection_only(
+    server: MooncakeServer, noise: bytes
+) -> None:
+    with socket.create_connection((server.address.host, server.address.port), timeout=5) as connection:
+        connection.sendall(noise)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+    link = PeerLink.open(server.address, ABI, OPTIONS)
+    assert link.welcome.num_bytes == 4096
+    link.close()
+
+
+def test_only_who_was_told_the_incarnation_gets_a_session(server: MooncakeServer) -> None:
+    other = replace(server.address, incarnation="guessed")
+    with pytest.raises(Unavailable, match="a process that has ended"):
+        PeerLink.open(other, ABI, OPTIONS)
+
+
+def test_another_protocol_or_version_is_refused_by_name(server: MooncakeServer) -> None:
+    with pytest.raises(Conflict, match="transport: ours 'mooncake rdma 1', theirs 'mooncake tcp 1'"):
+        PeerLink.open(server.address, ABI, replace(OPTIONS, protocol="rdma"))
+
+
+def test_a_fence_is_proof_also_when_asked_twice_or_of_a_life_that_is_over(server: MooncakeServer) -> None:
+    link = PeerLink.open(server.address, ABI, OPTIONS)
+    assert not link.gone()
+    assert link.over()
+    assert link.over()
+    line = dial(server.address, 5)
+    line.send({"ask": "fence", "incarnation": "of yesterday", "session": "any"})
+    assert (line.receive(5) or {})["gone"] is True
+    line.close()
+    link.close()
+
+
+def test_a_closed_server_is_proof(server: MooncakeServer) -> None:
+    link = PeerLink.open(server.address, ABI, OPTIONS)
+    server.close()
+    assert link.over()
+    link.close()
+
+
+def test_silence_is_no_proof(server: MooncakeServer) -> None:
+    """Somebody listens and says nothing: as a frozen process does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = Address("127.0.0.1", silent.getsockname()[1], "x")
+        welcome = Welcome(speaks="", abi=ABI, num_bytes=1, base=0, segment="s", session="t")
+        link = PeerLink(address, dial(address, 5), welcome, timeout_s=0.2)
+        assert not link.over()
+        link.close()
+
+
+def test_lines_may_arrive_in_parts() -> None:
+    ours, theirs = socket.socketpair()
+    line = Line(ours)
+    for part in (b'{"a"', b": 1}", b'\n{"b": 2}\n'):
+        theirs.sendall(part)
+    assert [line.receive(5), line.receive(5)] == [{"a": 1}, {"b": 2}]
+    with pytest.raises(TimeoutError):
+        line.receive(0.01)
+    theirs.close()
+    assert line.receive(5) is None
+    line.close()
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ({}, ("not installed", mooncake_library.INSTALL)),
+        (
+            {
+                "mooncake-transfer-engine": mooncake_library.VERSION,
+                "mooncake-transfer-engine-non-cuda": mooncake_library.VERSION,
+            },
+            ("installed together", "pip uninstall"),
+        ),
+        ({"mooncake-transfer-engine-cuda13": "0.3.14"}, ("0.3.14", f"=={mooncake_library.VERSION}")),
+    ],
+)
+def test_a_wrong_installation_is_refused_with_the_command_that_mends_it(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(mooncake_library, "installed_flavours", lambda: installed)
+    with pytest.raises(ConfigError) as raised:
+        mooncake_library.load_library()
+    assert all(word in str(raised.value) for word in words)
+
+
+def test_a_missing_system_library_is_told_with_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ImportError("libibverbs.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(mooncake_library.importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"libibverbs.so.1.*apt-get install -y libibverbs1"):
+        mooncake_library.load_library()
+
+
+def test_ports_stay_in_their_range() -> None:
+    memory = ArenaMemory(4096)
+    options = replace(OPTIONS, ports="23450-23470")
+    servers = [MooncakeServer(memory, ABI, options) for _ in range(2)]
+    assert len({server.address.port for server in servers}) == 2
+    assert all(server.address.port in options.port_range for server in servers)
+    for server in servers:
+        server.close()
+    with pytest.raises(ConfigError, match="--transport-ports"):
+        MooncakeServer(memory, ABI, replace(options, bind="192.0.2.1"))
+    memory.close()
+    assert asdict(options)["ports"] == "23450-23470"
