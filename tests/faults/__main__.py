@@ -93,9 +93,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--transports", nargs="+", default=["shm", "mooncake"])
     parser.add_argument("--rows", nargs="+", default=[], choices=[row.name for row in MATRIX])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--budget-s", type=float, default=14400.0, help="seconds; then no round begins"
-    )
+    parser.add_argument("--budget-s", type=float, default=14400.0, help="seconds; then no round begins")
     parser.add_argument("--out", default="docs/results")
     return parser.parse_args(namespace=argparse.Namespace(began=time.monotonic()))
 

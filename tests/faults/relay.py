@@ -7,7 +7,7 @@ Invariant: what no play asks for passes unchanged, and an answer is the decode g
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,7 +18,6 @@ from splash_core.rpc.channels import open_channel
 Message = decode_pb2.LeaseClaim | decode_pb2.HandoffAbandon | decode_pb2.HandoffComplete
 Act = Callable[["Said"], Awaitable[decode_pb2.HandoffAck]]
 CLAIM, ABANDON, COMPLETE = "claim", "abandon", "complete"
-M = TypeVar("M", bound=Message)
 
 
 class Unanswered(Exception):
@@ -126,7 +125,8 @@ class Relay(decode_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlServicer):
 
 
 async def _abort_like(context: grpc.aio.ServicerContext, error: grpc.aio.AioRpcError) -> None:
-    await context.abort(error.code(), error.details() or "", list(error.trailing_metadata() or ()))
+    trailing: Any = error.trailing_metadata()
+    await context.abort(error.code(), error.details() or "", trailing)
 
 
 class Held:
