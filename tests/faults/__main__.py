@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from splash_core.checkpoints.tiny import write_tiny
 from tests.faults.bed import FLAGS, RANKS, Bed
 from tests.faults.matrix import Played, played
 from tests.faults.rows import MATRIX, Case, Row, cases
-from tests.faults.tally import rows_of
+from tests.faults.tally import not_reached, rows_of
 
 _ROUND = 12
 """Cases of a row before the next row has its turn: all directions of a row of switches."""
@@ -36,7 +37,10 @@ def main() -> int:
         for result in _rounds(options, wanted, transport, until):
             results.append((transport, result))
             _say(transport, result)
-            document = measured_here("faults", settings=_settings(options), rows=rows_of(results, wanted))
+            document = replace(
+                measured_here("faults", settings=_settings(options), rows=rows_of(results, wanted)),
+                not_reached=not_reached(results, wanted, options.transports, options.repetitions),
+            )
             path = path or fresh_path(Path(options.out), document)
             document.write_to(path)
     sys.stdout.write(f"{path}\n")

@@ -97,7 +97,7 @@ async def _claim_behind_its_abandon(bed: Bed, request: Request) -> None:
     relay.when(CLAIM, lease, lost)
     request.prefill(bed.stubs["prefill-0"])
     assert await request.prefill_failure()
-    await bed.until(lambda: bool(relay.about(ABANDON, lease)), "the writer has abandoned")
+    await bed.until(lambda: relay.answered(ABANDON, lease), "the writer has abandoned")
     relay.forget_acts()
     late = await relay.about(CLAIM, lease)[0].deliver()
     assert not late.accepted, "a writer that has given up may write"
@@ -124,4 +124,4 @@ async def _completion_unanswered(bed: Bed, request: Request) -> None:
 async def until_abandoned(bed: Bed, lease: str) -> None:
     """Wait until a writer has said that it writes no more."""
     relay = bed.relays["decode-0"]
-    await bed.until(lambda: bool(relay.about(ABANDON, lease)), "the writer has abandoned")
+    await bed.until(lambda: relay.answered(ABANDON, lease), "the writer has abandoned")

@@ -44,6 +44,7 @@ class Relay(decode_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlServicer):
         self.address = ""
         self.heard: list[Said] = []
         """Everything said so far."""
+        self._answered: list[Said] = []
         self._server = grpc.aio.server()
         self._channel: grpc.aio.Channel | None = None
         self._acts: dict[tuple[str, str], Act] = {}
@@ -79,10 +80,15 @@ class Relay(decode_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlServicer):
         """Begin anew: pass on everything, nothing was said."""
         self.forget_acts()
         self.heard.clear()
+        self._answered.clear()
 
     def about(self, kind: str, lease: str) -> list[Said]:
         """What has been said of a lease."""
         return [said for said in self.heard if said.kind == kind and said.message.lease == lease]
+
+    def answered(self, kind: str, lease: str) -> bool:
+        """True once the decode group has answered a message of a kind about a lease."""
+        return any(said in self._answered for said in self.about(kind, lease))
 
     async def forward(self, kind: str, message: Message) -> decode_pb2.HandoffAck:
         """Say it to the decode group."""
@@ -117,7 +123,9 @@ class Relay(decode_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlServicer):
         self.heard.append(said)
         act = self._acts.get((kind, message.lease))
         try:
-            return await (said.deliver() if act is None else act(said))
+            ack = await (said.deliver() if act is None else act(said))
+            self._answered.append(said)
+            return ack
         except Unanswered as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except grpc.aio.AioRpcError as error:

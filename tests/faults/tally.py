@@ -7,6 +7,8 @@ from typing import Any
 from tests.faults.matrix import Played
 from tests.faults.rows import Row
 
+_MOST_CHARACTERS = 400
+
 
 def rows_of(results: Sequence[tuple[str, Played]], rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One row a transport and fault, in the order of the matrix; those not played are left out."""
@@ -28,7 +30,25 @@ def _counts(played: Sequence[Played]) -> dict[str, Any]:
         "seconds_p50": round(statistics.median(entry.seconds for entry in played), 2),
         "seconds_max": round(max(entry.seconds for entry in played), 2),
         "failures": [
-            {"number": entry.case.number, "point": entry.case.point, "failure": entry.failure}
+            {"number": entry.case.number, "point": entry.case.point, "failure": _short(entry.failure)}
             for entry in failures
         ],
     }
+
+
+def _short(failure: str) -> str:
+    """On one line, as much of it as a page bears."""
+    return " ".join(failure.split())[:_MOST_CHARACTERS]
+
+
+def not_reached(
+    results: Sequence[tuple[str, Played]], rows: Sequence[Row], transports: Sequence[str], repetitions: int
+) -> list[str]:
+    """What was asked for and not played."""
+    missing: list[str] = []
+    for transport in transports:
+        for row in rows:
+            count = sum(at == transport and played.case.row is row for at, played in results)
+            if count < repetitions:
+                missing.append(f"{transport} {row.name}: {count} of {repetitions} repetitions")
+    return missing
