@@ -52,7 +52,6 @@ class _Primitives:
         self._recorder = recorder
         self._settings = settings
         self._comm = rig.host.comms.transfer
-        self._arena = rig.engine.ctx.arena
         self._mover = rig.engine.mover
 
     def weights(self, direction: Direction) -> None:
@@ -97,8 +96,8 @@ class _Primitives:
 
         def move(rep: int) -> None:
             # Another layer each time, so that no cache holds what is read.
-            pages = self._arena.layer(rep % self._rig.spec.layers)
-            self._run([ChunkMove(chunk, self._mover, pages) for chunk in chunks])
+            layer = rep % self._rig.spec.layers
+            self._run([ChunkMove(chunk, self._mover, layer) for chunk in chunks])
 
         return move
 

@@ -5,7 +5,7 @@ Invariant: every rank calls the same methods in the same order, so that plans an
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -96,7 +96,7 @@ class Rig:
             spec=self.spec,
             arena=self.arena,
             memory=self.memory,
-            comms=host.comms,
+            comms=host.comms if settings.moves == "auto" else replace(host.comms, sharing=None),
             dtype=self.dtype,
             layout=layout,
         )

@@ -46,6 +46,11 @@ class BenchSettings:
         0, "Arena of a rank; 0: what the memory fraction leaves, on CPU what the cells need.", unit="bytes"
     )
     staging_bytes: int = setting(STAGING_BYTES, "Staging of a layout switch, per rank.", unit="bytes")
+    moves: str = setting(
+        "auto",
+        "How pages move: auto, ranks read each other's memory where they can; exchange, through NCCL.",
+        choices=("auto", "exchange"),
+    )
     transfer_max_ctas: int = setting(
         TRANSFER_CTAS, "GPU thread blocks that transfers take: more are faster and slow what runs beside."
     )

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from splash_core.dist.peer_memory import Sharing
 from splash_core.ids import RankId
 
 
@@ -93,6 +94,8 @@ class RankComms:
     """Where tensors of these communicators live."""
     small: Comm | None = None
     """Faster for messages of known sizes up to some hundred KiB, where the machine has such a thing."""
+    sharing: Sharing | None = None
+    """Memory that all ranks can read, where the machine has such a thing."""
 
     @property
     def recorded(self) -> Comm:

@@ -35,7 +35,7 @@ from splash_core.dist.nccl import NcclComm, nccl_comm
 from splash_core.dist.oneshot import OneShotComm
 from splash_core.dist.shm import ShmComm
 from splash_core.dist.shm_segment import Segment, create_segment
-from splash_core.dist.symmetric import SymmetricAllocation, SymmetricMemory
+from splash_core.dist.sharing import HostSharing
 from splash_core.errors import ConfigError, GroupFailed
 from splash_core.ids import RankId
 
@@ -67,8 +67,17 @@ def rank_comms(config: LaunchConfig) -> Iterator[RankComms]:
         for comm in (compute, transfer):
             comm.barrier()
         one_host = len({peer.host for peer in peers}) == 1
-        small = _one_shot(compute, config.device) if isinstance(compute, NcclComm) and one_host else None
-        yield RankComms(compute=compute, transfer=transfer, device=config.device, small=small)
+        sharing: HostSharing | None = None
+        if isinstance(compute, NcclComm) and one_host and compute.size > 1:
+            sharing = HostSharing(compute, config.device)
+        messages = None if sharing is None else sharing.take(ONE_SHOT_BYTES)
+        yield RankComms(
+            compute=compute,
+            transfer=transfer,
+            device=config.device,
+            small=None if messages is None else OneShotComm(compute, messages),
+            sharing=None if messages is None else sharing,
+        )
 
 
 def _shm_pair(
@@ -152,37 +161,6 @@ def _nccl_pair(
     for comm in comms:
         _connect(comm, config.device)
     return comms
-
-
-def _one_shot(compute: NcclComm, device: torch.device) -> Comm | None:
-    """Small collectives over the GPUs' shared memory; None, on all ranks alike, where that does not work."""
-    if compute.size == 1:
-        return None
-
-    def agreed(works: bool) -> bool:
-        mine = torch.tensor([works], dtype=torch.int64, device=device)
-        return bool(compute.all_gather_rows(mine, [1] * compute.size, tag="launch.one_shot").all())
-
-    allocation: SymmetricAllocation | None = None
-    memory: SymmetricMemory | None = None
-    with _falls_back():
-        allocation = SymmetricAllocation(num_bytes=ONE_SHOT_BYTES, device=device)
-    # Connecting waits for every rank, so all must come or none.
-    if not agreed(allocation is not None) or allocation is None:
-        return None
-    with _falls_back():
-        memory = allocation.connect(compute.group)
-    if not agreed(memory is not None) or memory is None:
-        return None
-    return OneShotComm(compute, memory)
-
-
-@contextmanager
-def _falls_back() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        _log.warning("GPUs cannot read each other's memory, small collectives stay with NCCL: %s", error)
 
 
 def _connect(comm: NcclComm, device: torch.device) -> None:

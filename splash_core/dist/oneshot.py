@@ -10,13 +10,12 @@ graph does. Sums are taken in rank order. What is larger than half the memory go
 """
 
 from collections.abc import Sequence
-from typing import Protocol
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from splash_core.dist.comm import Comm, Transfer
+from splash_core.dist.peer_memory import PeerMemory
 from splash_core.dist.rows import (
     as_bytes,
     check_counts,
@@ -26,20 +25,6 @@ from splash_core.dist.rows import (
     sum_in_rank_order,
 )
 from splash_core.ids import RankId
-
-class PeerMemory(Protocol):
-    """Equally large memory on every rank of a group, readable by all."""
-
-    num_bytes: int
-    """Of each rank's; a multiple of 32."""
-
-    def of(self, rank: int) -> Tensor:
-        """`[num_bytes]` uint8: that rank's memory."""
-        ...
-
-    def barrier(self) -> None:
-        """Everything that any rank wrote before it is visible after it; enqueued like a kernel."""
-        ...
 
 
 class OneShotComm(Comm):

@@ -61,6 +61,6 @@ class SymmetricMemory:
         """`[num_bytes]` uint8 of that rank."""
         return self._views[rank]
 
-    def barrier(self) -> None:
+    def barrier(self, channel: int = 0) -> None:
         """On the current stream."""
-        self._handle.barrier(channel=0)
+        self._handle.barrier(channel=channel)

@@ -23,11 +23,12 @@ from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
+from splash_core.engine.movers import ExchangingMover, PullingMover, StateMover
 from splash_core.engine.output import draw_from, draw_tokens, score_prompts
 from splash_core.engine.precopying import PrecopyExecution
 from splash_core.engine.progress import Fence, StepProgress
 from splash_core.engine.stream_lane import CudaGpu, Gpu, StreamLane
-from splash_core.engine.switching import StateMover, SwitchExecution
+from splash_core.engine.switching import SwitchExecution
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch
 from splash_core.kv.arena import Arena
@@ -56,10 +57,11 @@ class RankEngine:
         """Of a switch on a GPU: layers whose moves are enqueued before the layer that computes."""
         self.switch_times = SwitchTimes()
         """Of the latest step."""
+        self._comms = comms
         self._layout = layout
         self._epoch = Epoch(0)
         self._mirrors = Mirrors(ctx.num_ranks)
-        self.mover = StateMover(ctx.arena, comms.transfer, ctx.kernels)
+        self.mover: StateMover = ExchangingMover(ctx.arena, comms.transfer, ctx.kernels)
         """Moves this rank's state; benchmarks use it by itself."""
         self._gpu: Gpu | None = CudaGpu(ctx.device) if ctx.device.type == "cuda" else None
         self.progress = StepProgress(ctx.spec.num_mla_layers)
@@ -141,8 +143,17 @@ class RankEngine:
         return cls(ctx, comms, layout)
 
     def reserve_staging(self, num_bytes: int) -> None:
-        """How much staging switches may take; on a GPU it is taken now, so that no step stops for it."""
+        """How much staging switches may take; on a GPU it is taken now, so that no step stops for it.
+
+        Every rank calls it, before its first step: half of it is memory that all ranks read, where they can.
+        """
+        sharing = self._comms.sharing
+        outbox = None if sharing is None else sharing.take(num_bytes // 2)
+        if outbox is not None:
+            self.mover = PullingMover(self.ctx.arena, self._comms.transfer, self.ctx.kernels, outbox)
         self.mover.whole_page_bytes = chunk_bytes(num_bytes)
+        if outbox is not None:
+            num_bytes -= outbox.num_bytes
         if self._gpu is not None:
             for track, stream in enumerate(self._gpu.tracks):
                 with self._gpu.on(stream):
@@ -228,7 +239,7 @@ class RankEngine:
     def _precopy(self, plan: StepPlan) -> PrecopyExecution | None:
         if plan.precopy is None:
             return None
-        return PrecopyExecution(plan.precopy, mover=self.mover, arena=self.ctx.arena, lane=self.new_lane())
+        return PrecopyExecution(plan.precopy, mover=self.mover, lane=self.new_lane())
 
     def _run_rows(
         self, plan: StepPlan, switch: SwitchExecution | None

@@ -5,8 +5,8 @@ that no page table shows, and weights of other heads, which no layout reads whil
 """
 
 from splash_core.engine.lanes import Lane, Move
-from splash_core.engine.switching import ChunkMove, PlannedChunk, StateMover, WeightMove
-from splash_core.kv.arena import Arena
+from splash_core.engine.movers import StateMover
+from splash_core.engine.switching import ChunkMove, PlannedChunk, WeightMove
 from splash_core.switch.precopy import PrecopyBatch
 
 
@@ -16,15 +16,14 @@ class PrecopyExecution:
     Args:
         batch: what to copy, the same on all ranks.
         mover: this rank's mover.
-        arena: this rank's arena.
         lane: a fresh one, where the copies run.
     """
 
-    def __init__(self, batch: PrecopyBatch, *, mover: StateMover, arena: Arena, lane: Lane) -> None:
+    def __init__(self, batch: PrecopyBatch, *, mover: StateMover, lane: Lane) -> None:
         self._lane = lane
         self._moves: list[Move] = [
             *(WeightMove(layer, mover, batch.gathered) for layer in batch.weight_layers),
-            *(ChunkMove(PlannedChunk(chunk, mover), mover, arena.pages_SLPC) for chunk in batch.chunks),
+            *(ChunkMove(PlannedChunk(chunk, mover), mover, None) for chunk in batch.chunks),
         ]
 
     def start(self) -> None:

@@ -82,6 +82,23 @@ class ChunkWork:
         self.read_slots, self.write_slots = both[: self.num_read], both[self.num_read :]
 
 
+class PullWork(ChunkWork):
+    """A rank's part where peers stage what they send and it takes what it wants from there.
+
+    Args: as of `ChunkWork`.
+    """
+
+    def __init__(self, chunk: Chunk, *, rank: RankId, device: torch.device) -> None:
+        super().__init__(chunk, rank=rank, device=device)
+        outgoing: dict[RankId, dict[RankId, tuple[PageId, list[SlotId]]]] = {}
+        for move in chunk:
+            if move.src != move.dst and move.src in self.recvs:
+                to = outgoing.setdefault(move.src, {})
+                to.setdefault(move.dst, (move.page, []))[1].append(move.src_slot)
+        self.found_at: dict[RankId, Span] = {peer: lay_out(sent)[1][rank] for peer, sent in outgoing.items()}
+        """Where this rank's rows lie among those that a peer sends."""
+
+
 class Staging:
     """Memory that rows pass through, one buffer for each chunk under way, kept between switches.
 

@@ -15,83 +15,15 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
-from splash_core.dist.comm import Comm, Transfer
 from splash_core.engine.lanes import Lane, Move, SwitchTimes
-from splash_core.engine.staging import ChunkWork, Staging
+from splash_core.engine.movers import StateMover
+from splash_core.engine.staging import ChunkWork
 from splash_core.ids import RankId
-from splash_core.kernels.base import Kernels
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import Matrix
-from splash_core.switch.chunks import chunk_bytes
 from splash_core.switch.manifest import Chunk, Primitive, SwitchManifest, SwitchMode
-from splash_core.units import STAGING_BYTES
-
-
-class StateMover:
-    """Moves pages and weight shards between ranks' arenas; one for the life of a rank."""
-
-    def __init__(self, arena: Arena, comm: Comm, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._arena = arena
-        self._comm = comm
-        self.staging = Staging(arena.pages_SLPC.device)
-        self.bytes_received = 0
-        """From other ranks, since the mover was made."""
-        self.whole_page_bytes = chunk_bytes(STAGING_BYTES)
-        """Most that a rank may send, and receive, in one transfer of whole pages; equal on all ranks."""
-
-    def prepare(self, chunk: Chunk) -> ChunkWork:
-        """This rank's part of a chunk."""
-        return ChunkWork(chunk, rank=self._comm.rank, device=self._arena.pages_SLPC.device)
-
-    def move_pages(self, work: ChunkWork, pages: Tensor) -> None:
-        """Execute one chunk: every source is read into staging before any destination is written.
-
-        Args:
-            work: this rank's part; all ranks call for the same chunk, also those without a part.
-            pages: `[S, …]`, the arena or one layer of it.
-        """
-        self.write_pages(work, pages, self.read_pages(work, pages))
-
-    @torch.inference_mode()
-    def read_pages(self, work: ChunkWork, pages: Tensor, *, track: int = 0) -> Tensor:
-        """The first half of `move_pages`: gather the chunk's sources into a track's staging.
-
-        Returns:
-            The staging rows; those to be received are not filled yet.
-        """
-        rows = self.staging.rows(track, work.num_rows, pages)
-        self._kernels.gather_pages(pages, work.read_slots, out=rows[: work.num_read])
-        return rows
-
-    @torch.inference_mode()
-    def write_pages(self, work: ChunkWork, pages: Tensor, rows: Tensor) -> None:
-        """The second half of `move_pages`: exchange the staged rows, scatter what stays and what arrives."""
-        recvs = [Transfer(peer, rows[first:end]) for peer, (first, end) in work.recvs.items()]
-        self._comm.exchange(
-            [Transfer(peer, rows[first:end]) for peer, (first, end) in work.sends.items()],
-            recvs,
-            tag="switch.pages",
-        )
-        self._kernels.scatter_pages(pages, work.write_slots, rows[work.num_sent :])
-        self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
-
-    @torch.inference_mode()
-    def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
-        """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
-        me = self._comm.rank
-        peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
-        shard = self._arena.shard
-        # One exchange for each matrix: transfers between the same two ranks share an exchange's channels, so
-        # that in a common one the largest ends long after the others (measured: half the bandwidth).
-        for matrix in matrices:
-            recvs = [Transfer(peer, shard(layer, matrix, peer)) for peer in peers]
-            own = shard(layer, matrix, me)
-            self._comm.exchange([Transfer(peer, own) for peer in peers], recvs, tag="switch.weights")
-            self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
 
 
 class PlannedChunk:
@@ -113,21 +45,20 @@ class PlannedChunk:
 class ChunkMove(Move):
     """One chunk's pages: whole ones, or one layer of each."""
 
-    def __init__(self, chunk: PlannedChunk, mover: StateMover, pages: Tensor) -> None:
+    def __init__(self, chunk: PlannedChunk, mover: StateMover, layer: int | None) -> None:
         self._chunk = chunk
         self._mover = mover
-        self._pages = pages
+        self._layer = layer
         self._rows: Tensor | None = None
 
     def read(self, track: int) -> None:
         """As in `Move`."""
-        self._rows = self._mover.read_pages(self._chunk.work, self._pages, track=track)
+        self._rows = self._mover.read_pages(self._chunk.work, self._layer, track=track)
 
     def write(self, track: int) -> None:
         """As in `Move`."""
-        del track
         assert self._rows is not None, "read comes first"
-        self._mover.write_pages(self._chunk.work, self._pages, self._rows)
+        self._mover.write_pages(self._chunk.work, self._layer, self._rows, track=track)
         self._rows = None
 
 
@@ -165,8 +96,7 @@ class SwitchExecution:
         self._mode = mode
         self._lane = lane
         self._before = [
-            ChunkMove(PlannedChunk(chunk, mover), mover, arena.pages_SLPC)
-            for chunk in manifest.boundary_chunks
+            ChunkMove(PlannedChunk(chunk, mover), mover, None) for chunk in manifest.boundary_chunks
         ]
         chunks = [PlannedChunk(chunk, mover) for chunk in manifest.layer_chunks]
         gathers = manifest.weights is Primitive.ALL_GATHER
@@ -174,7 +104,7 @@ class SwitchExecution:
         self._layers: list[list[Move]] = [
             [
                 *([WeightMove(layer, mover, manifest.gathered)] if layer in gathered else []),
-                *(ChunkMove(chunk, mover, arena.layer(layer)) for chunk in chunks),
+                *(ChunkMove(chunk, mover, layer) for chunk in chunks),
             ]
             for layer in range(arena.spec.layers)
         ]
@@ -188,7 +118,7 @@ class SwitchExecution:
             and _most_pages(manifest) * arena.map.slot_bytes <= mover.whole_page_bytes
         )
         if self._at_once:
-            self._before += [ChunkMove(chunk, mover, arena.pages_SLPC) for chunk in chunks]
+            self._before += [ChunkMove(chunk, mover, None) for chunk in chunks]
             self._layers = []
 
     def start(self) -> None:

@@ -58,6 +58,10 @@ class Arena:
         """`[S, P, C]`: one layer of every slot, a strided view."""
         return self._layers_SPC[layer]
 
+    def pages(self, layer: int | None) -> Tensor:
+        """`[S, …]`: one layer of every slot, or the whole slots where `layer` is None."""
+        return self.pages_SLPC if layer is None else self._layers_SPC[layer]
+
     def projection(self, layer: int, matrix: Matrix, kind: Projection) -> Tensor:
         """A matrix in arena form, heads first; the sharded view is a prefix of the replicated one.
 

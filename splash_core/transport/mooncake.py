@@ -56,6 +56,7 @@ class MooncakeTransport(Transport):
     def register(self, memory: ArenaMemory, abi: KvAbi) -> MemoryHandle:
         if self._server is not None:
             raise InvariantBroken(f"this transport serves {self._server.address} already")
+        self._prober.prepare()
         # Writes into pages that the kernel has yet to find run at a tenth of the rate.
         memory.touch()
         self._memory = memory
@@ -134,12 +135,14 @@ class MooncakeTransport(Transport):
         return link
 
     def _keep(self, address: str, session: Session) -> None:
+        """Use this session from now on, and let go of those that have failed or whose peer has gone."""
         with self._lock:
-            before = self._sessions.get(address)
             self._broken = [old for old in self._broken if not old.ended]
-            if before is not None:
-                before.close(drain=True)
-                self._broken.append(before)
+            for known, old in list(self._sessions.items()):
+                if known == address or not old.usable:
+                    old.close(drain=True)
+                    self._broken.append(old)
+                    del self._sessions[known]
             self._sessions[address] = session
 
     def _start_wire(self, link: PeerLink) -> Wire:

@@ -7,6 +7,7 @@ know would abort the process.
 
 import importlib
 import importlib.metadata
+import json
 from typing import Any
 
 from splash_core.environment import limit_mooncake, prepare_mooncake
@@ -71,7 +72,7 @@ def new_engine(options: TransportOptions, *, memory: tuple[int, int] | None = No
         memory: address and size of the memory that it reads and serves; None: it only asks.
 
     Raises:
-        ConfigError: the library is missing, or a protocol is not one of `PROTOCOLS`.
+        ConfigError: the library is missing, a protocol is not one of `PROTOCOLS`, or RDMA has no device.
         Unavailable: it does not start, or refuses the memory; says with what.
     """
     if options.protocol not in PROTOCOLS:
@@ -91,9 +92,21 @@ def new_engine(options: TransportOptions, *, memory: tuple[int, int] | None = No
             f"{options.devices or 'as found'} and ports {options.ports or 'as free'} ({code}); "
             "`splash doctor` checks each of them"
         )
+    if options.protocol == "rdma" and not _rails(engine.get_local_topology()):
+        raise ConfigError(
+            f"--transport-protocol rdma: the library finds none of the devices {options.devices or '(any)'} "
+            "here and would carry pages over TCP without a word; correct --transport-devices, or use "
+            "--transport-protocol tcp"
+        )
     if memory is not None and (code := engine.register_memory(*memory)) != 0:
         raise Unavailable(
             f"the transfer engine refuses to register {memory[1]} bytes (code {code}); over rdma the limit "
             "of locked memory (ulimit -l) must allow them"
         )
     return Engine(engine, options.host)
+
+
+def _rails(topology: str) -> set[str]:
+    """The RDMA devices in the library's map of this host: for each place of memory two lists of names."""
+    places = json.loads(topology or "{}").values()
+    return {name for lists in places for names in lists for name in names}

@@ -20,6 +20,17 @@ class Prober:
         self._idle: list[Engine] = []
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """Start the first engine, so that what keeps engines from starting is known before any is needed.
+
+        Raises:
+            ConfigError: the library, protocol or devices are wrong.
+            Unavailable: an engine does not start.
+        """
+        engine = new_engine(self._options)
+        with self._lock:
+            self._idle.append(engine)
+
     def check(self, segment: str) -> None:
         """Return if the engine `segment` answers.
 

@@ -18,7 +18,7 @@ from splash_core.transport.abi import KvAbi, abi_diff
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.mooncake_engine import Engine
 from splash_core.transport.mooncake_library import new_engine
-from splash_core.transport.mooncake_words import Address, Line, Message, NotUnderstood, Welcome
+from splash_core.transport.mooncake_words import Address, Line, Message, NotUnderstood, Welcome, keep_alive
 from splash_core.transport.options import TransportOptions
 
 _log = logging.getLogger("splash.transport")
@@ -76,6 +76,7 @@ class MooncakeServer:
             self._connections.add(connection)
         with connection:
             try:
+                keep_alive(connection)
                 line = Line(connection)
                 timeout_s: float | None = _HELLO_S
                 while (message := line.receive(timeout_s)) is not None:

@@ -259,3 +259,16 @@ def test_a_silent_peer_is_not_waited_for_again_at_once() -> None:
             writer.transport.connect(peer.address, ABI)
         peer.resume()
         eventually(lambda: _answers(writer, peer), "the peer is asked again and answers")
+
+
+def test_threads_and_engines_of_dead_peers_do_not_pile_up() -> None:
+    with peer_process(MOONCAKE, NUM_BYTES) as healthy, new_writer(MOONCAKE, NUM_BYTES) as writer:
+        for _ in range(3):
+            with peer_process(MOONCAKE, NUM_BYTES) as peer:
+                _still_works(writer, peer)
+        _still_works(writer, healthy)
+        eventually(lambda: _sessions() == 1, "only the living peer's thread is left")
+
+
+def _sessions() -> int:
+    return sum(thread.name == "mooncake-session" for thread in threading.enumerate())

@@ -4,6 +4,7 @@ Run with `python -m pytest -m gpu tests/gpu/test_engine.py`. The reference is tr
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from splash_core.dist.comm import RankComms
 from splash_core.dist.launch import Backend
 from splash_core.engine.lanes import SwitchTimes
 from splash_core.engine.loading import loaded_engine
+from splash_core.engine.movers import PullingMover
 from splash_core.ids import RankId, RequestId, SeqId
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
@@ -41,7 +43,8 @@ TOLERANCE = 1e-4
 LENGTHS = (75, 41, 12)
 """Tokens of three sequences that share steps."""
 DIRECTIONS = list(permutations(Layout, 2))
-MODES = [SwitchMode.BLOCKING, SwitchMode.OVERLAPPED]
+WAYS = [(SwitchMode.BLOCKING, False), (SwitchMode.OVERLAPPED, False), (SwitchMode.OVERLAPPED, True)]
+"""Modes, and whether ranks pull state from each other's memory or exchange it through NCCL."""
 PROMPTS = [[7 + 13 * index + 5 * position for position in range(2 + 4 * index)] for index in range(5)]
 NUM_TOKENS = 14
 
@@ -68,13 +71,16 @@ def logits_on_rank(
     arena_arguments: dict[str, int],
     layout: Layout,
     plans: Sequence[StepPlan],
+    pulls: bool = True,
 ) -> tuple[dict[RowKey, torch.Tensor], int, SwitchTimes]:
     """A rank's rows, the bytes that switches brought it, and the times of the last plan."""
     torch.set_float32_matmul_precision("highest")  # no TF32
     spec = ModelSpec.from_checkpoint(checkpoint)
     arena = ArenaMap.build(spec, **arena_arguments)
+    comms = comms if pulls else replace(comms, sharing=None)
     engine = loaded(checkpoint, comms, spec, arena, layout, torch.float32)
     engine.reserve_staging(1 << 22)
+    assert isinstance(engine.mover, PullingMover) == pulls
     received = sum(engine.step(plan).switch_bytes_received for plan in plans)
     return {key: row.cpu() for key, row in engine.rows.items()}, received, engine.switch_times
 
@@ -121,10 +127,10 @@ def test_logits_equal_the_reference_on_cpu(
 # -------------------------------------------------------------------------------------- switches
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "pulls"), WAYS)
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
 def test_a_switch_brings_the_bytes_of_its_manifest_and_tells_its_times(
-    before: Layout, after: Layout, mode: SwitchMode, pool: RankPool, tiny_v3: Path
+    before: Layout, after: Layout, mode: SwitchMode, pulls: bool, pool: RankPool, tiny_v3: Path
 ) -> None:
     spec = ModelSpec.from_checkpoint(tiny_v3)
     arena = arena_with(spec, num_ranks=NUM_GPUS, page_size=4, elem_bytes=4, ordinary=40)
@@ -134,7 +140,7 @@ def test_a_switch_brings_the_bytes_of_its_manifest_and_tells_its_times(
     plans = [builder.step(prompts), builder.switch(after, dict.fromkeys(seqs, 1), mode=mode)]
     manifest = plans[-1].manifest
     assert manifest is not None
-    answers = pool.run(logits_on_rank, tiny_v3, portable(arena, torch.float32), before, plans)
+    answers = pool.run(logits_on_rank, tiny_v3, portable(arena, torch.float32), before, plans, pulls)
     for rank, (_, received, times) in enumerate(answers):
         per_layer = manifest.weight_bytes_per_layer + manifest.kv_bytes_per_layer[rank]
         assert received == spec.layers * per_layer, f"rank {rank}"

@@ -11,6 +11,7 @@ import pytest
 
 from services.cli import COMMANDS
 from splash_core.config import GroupSettings, RouterSettings
+from splash_core.transport.mooncake_library import FLAVOURS, SYSTEM_PACKAGES, VERSION
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
@@ -41,6 +42,38 @@ def test_pod_passes_existing_flags() -> None:
         given = set(re.findall(r"(--[a-z-]+)=", part))
         assert given
         assert given <= flags_of(kind)
+
+
+def test_everything_in_the_base_exists_and_only_the_gateway_is_open() -> None:
+    base = ROOT / "deploy" / "k8s" / "base"
+    listed = re.findall(r"^  - (\S+)$", (base / "kustomization.yaml").read_text(), re.MULTILINE)
+    assert {"pod.yaml", "service.yaml", "network-policy.yaml"} == set(listed)
+    assert all((base / name).is_file() for name in listed)
+    policy = (base / "network-policy.yaml").read_text()
+    assert re.findall(r"port: (\w+)", policy) == ["http"]
+
+
+def test_advice_for_groups_in_pods_of_their_own_names_existing_flags() -> None:
+    text = (ROOT / "deploy" / "README.md").read_text()
+    given = set(re.findall(r"(--transport[a-z-]*|--advertise|--host)\b", text))
+    assert {"--transport", "--transport-host", "--transport-ports"} <= given
+    assert given <= flags_of(GroupSettings)
+
+
+@pytest.mark.parametrize("service", ["prefill", "decode"])
+def test_images_of_groups_have_what_mooncake_needs(service: str) -> None:
+    text = (DOCKER / f"{service}.Dockerfile").read_text()
+    libraries = SYSTEM_PACKAGES.rpartition("-y ")[2]
+    assert libraries in text
+    assert ".[mooncake]" in text
+    for file in ("Makefile", ".ci/run", "README.md"):
+        assert all(name in (ROOT / file).read_text() for name in libraries.split())
+
+
+def test_one_version_of_mooncake_in_every_flavour() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = {line.partition(";")[0] for name in extras for line in extras[name] if "mooncake" in line}
+    assert wanted == {f"{flavour}=={VERSION}" for flavour in FLAVOURS}
 
 
 def names(lines: list[str]) -> set[str]:

@@ -12,6 +12,7 @@ from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
 from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
+from splash_core.dist.peer_memory import Sharing
 from splash_core.engine.decoder import hidden_rows, home_logits
 from splash_core.engine.engine import RankEngine
 from splash_core.engine.stream_lane import Gpu
@@ -24,6 +25,7 @@ from splash_core.spec.model import ModelSpec
 
 CPU = torch.device("cpu")
 RowKey = tuple[SeqId, int]
+_STAGING_BYTES = 1 << 20
 
 
 class LogitEngine(RankEngine):
@@ -76,6 +78,7 @@ def run_plans(
     rows_per_rank: int | None = None,
     engine_class: type[LogitEngine] = LogitEngine,
     gpu: Callable[[], Gpu] | None = None,
+    sharing: Sharing | None = None,
 ) -> dict[RowKey, torch.Tensor]:
     """All rows' logits after running `plans` on T in-process ranks, which may share one GPU.
 
@@ -92,15 +95,18 @@ def run_plans(
         rows_per_rank: pads decode steps.
         engine_class: of each rank.
         gpu: makes each rank's streams, for switches that run on streams although tensors are on CPU.
+        sharing: of the ranks, if they are to pull pages from each other's memory.
     """
     counters: dict[int, dict[str, Traffic]] = {}
 
     def rank_main(comms: RankComms) -> dict[RowKey, torch.Tensor]:
         counting = CountingComm(comms.compute)
-        counted = RankComms(compute=counting, transfer=comms.transfer, device=device)
+        counted = RankComms(compute=counting, transfer=comms.transfer, device=device, sharing=sharing)
         engine = loaded(checkpoint, counted, spec, arena, layout, dtype, engine_class)
         if gpu is not None:
             engine._gpu = gpu()
+        if sharing is not None:
+            engine.reserve_staging(_STAGING_BYTES)
         engine.ctx, engine.rows_per_rank = adapt(engine.ctx), rows_per_rank
         for plan in plans:
             counting.reset()

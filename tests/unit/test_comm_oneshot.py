@@ -12,25 +12,7 @@ from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.oneshot import OneShotComm
 from tests.support.comm_cases import assert_matches, evened, run_script, scripts
-
-
-class ThreadMemory:
-    """Every thread's memory, and how often the barrier was passed."""
-
-    def __init__(self, num_ranks: int, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.passed = 0
-        self._views = [torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(num_ranks)]
-        self._barrier = threading.Barrier(num_ranks, action=self._count, timeout=30)
-
-    def _count(self) -> None:
-        self.passed += 1
-
-    def of(self, rank: int) -> Tensor:
-        return self._views[rank]
-
-    def barrier(self) -> None:
-        self._barrier.wait()
+from tests.support.thread_memory import ThreadMemory
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

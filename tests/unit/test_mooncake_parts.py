@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -312,3 +313,38 @@ def test_ports_stay_in_their_range() -> None:
         MooncakeServer(memory, ABI, replace(options, bind="192.0.2.1"))
     memory.close()
     assert asdict(options)["ports"] == "23450-23470"
+
+
+class FakeStart(FakeLibrary):
+    """A library that starts whatever it is asked for, and tells its devices."""
+
+    topology = ""
+
+    def initialize(self, host: str, metadata: str, protocol: str, devices: str) -> int:
+        assert metadata == mooncake_library.METADATA
+        return 0
+
+    def get_local_topology(self) -> str:
+        return self.topology
+
+
+@pytest.mark.parametrize(
+    ("topology", "starts"),
+    [("", False), ('{"cpu:0": [[], []]}', False), ('{"cpu:0": [["mlx5_0"], []]}', True)],
+)
+def test_rdma_without_a_device_is_refused_rather_than_carried_over_tcp(
+    monkeypatch: pytest.MonkeyPatch, topology: str, starts: bool
+) -> None:
+    monkeypatch.setattr(FakeStart, "topology", topology)
+    monkeypatch.setattr(mooncake_library, "load_library", lambda: SimpleNamespace(TransferEngine=FakeStart))
+    options = replace(OPTIONS, protocol="rdma")
+    if starts:
+        mooncake_library.new_engine(options, memory=(0, 1)).end()
+        return
+    with pytest.raises(ConfigError, match="would carry pages over TCP"):
+        mooncake_library.new_engine(options)
+
+
+def test_an_unknown_protocol_never_reaches_the_library() -> None:
+    with pytest.raises(ConfigError, match="'carrier-pigeon' is not one of tcp, rdma"):
+        mooncake_library.new_engine(replace(OPTIONS, protocol="carrier-pigeon"))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splash_core.engine.staging import ChunkWork, Staging, lay_out
+from splash_core.engine.staging import ChunkWork, PullWork, Staging, lay_out
 from splash_core.ids import PageId, RankId, SlotId
 from splash_core.switch.chunks import STAGING_PARTS, chunk_bytes
 from splash_core.switch.manifest import PageMove
@@ -91,6 +91,13 @@ def test_works_of_all_ranks_together_are_the_chunk(chunk: tuple[PageMove, ...]) 
             source = works[src].read_slots[sent_from + row - first].item()
             done.add((src, source, rank, slot))
     assert done == {(move.src, move.src_slot, move.dst, move.dst_slot) for move in chunk}
+
+
+@given(chunk=chunks())
+def test_a_rank_finds_what_is_for_it_among_what_a_peer_sends(chunk: tuple[PageMove, ...]) -> None:
+    works = [PullWork(chunk, rank=RankId(rank), device=CPU) for rank in range(T)]
+    for rank, work in enumerate(works):
+        assert work.found_at == {peer: works[peer].sends[RankId(rank)] for peer in work.recvs}
 
 
 def test_a_gather_to_all_reads_each_page_once() -> None:

@@ -21,6 +21,7 @@ from tests.support.group import arena_with
 from tests.support.logit_engine import RowKey, run_plans
 from tests.support.plans import PlanBuilder
 from tests.support.small_model import small_checkpoint
+from tests.support.thread_memory import ThreadSharing
 
 RANKS = 2
 LENGTHS = (15, 11, 6)
@@ -38,7 +39,12 @@ def _arena(spec: ModelSpec) -> ArenaMap:
 
 
 def _run(
-    checkpoint: Path, before: Layout, after: Layout | None, mode: SwitchMode = SwitchMode.OVERLAPPED
+    checkpoint: Path,
+    before: Layout,
+    after: Layout | None,
+    mode: SwitchMode = SwitchMode.OVERLAPPED,
+    *,
+    pulled: bool = False,
 ) -> dict[RowKey, torch.Tensor]:
     """Chunks in one layout, then decode steps, of which the first switches to another (if any)."""
     spec = ModelSpec.from_checkpoint(checkpoint)
@@ -53,7 +59,8 @@ def _run(
     decode: dict[SeqId, int] = dict.fromkeys(seqs, 1)
     plans.append(builder.step(decode) if after is None else builder.switch(after, decode, mode=mode))
     plans += [builder.step(decode) for _ in range(STEPS_AFTER - 1)]
-    return run_plans(checkpoint, spec, arena, before, plans, torch.float64, gpu=ImmediateGpu)
+    sharing = ThreadSharing(RANKS) if pulled else None
+    return run_plans(checkpoint, spec, arena, before, plans, torch.float64, gpu=ImmediateGpu, sharing=sharing)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,7 @@ def unswitched(checkpoint: Path) -> dict[RowKey, torch.Tensor]:
     return _run(checkpoint, Layout.TP, None)
 
 
+@pytest.mark.parametrize("pulled", [False, True], ids=["exchanged", "pulled"])
 @pytest.mark.parametrize(
     ("before", "after", "mode"),
     [
@@ -72,10 +80,11 @@ def test_rows_after_a_switch_are_those_without(
     before: Layout,
     after: Layout,
     mode: SwitchMode,
+    pulled: bool,
     checkpoint: Path,
     unswitched: dict[RowKey, torch.Tensor],
 ) -> None:
-    rows = _run(checkpoint, before, after, mode)
+    rows = _run(checkpoint, before, after, mode, pulled=pulled)
     assert rows.keys() == unswitched.keys()
     worst = max(float((rows[key] - unswitched[key]).abs().max()) for key in rows)
     assert worst <= 1e-12, f"{before} → {after} {mode}: logits differ by {worst}"

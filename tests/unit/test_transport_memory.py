@@ -8,10 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from services.router.pairing import why_not_ready
+from services.router.records import GroupRecord
 from splash_core.errors import ConfigError, Unavailable
+from splash_core.pb import control_pb2
+from splash_core.rpc.abi import abi_to_pb
 from splash_core.transport.abi import KvAbi, abi_diff
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.memory_server import MemoryServer, fetch_memory
+from splash_core.transport.options import MOONCAKE, TransportOptions
 from splash_core.transport.shm import ShmTransport
 
 ABI = KvAbi(
@@ -30,6 +35,24 @@ def test_each_differing_field_is_one_line() -> None:
     ]
     named = abi_diff(ABI, replace(ABI, layers=3), names=("prefill has", "decode has"))
     assert named == ["layers: prefill has 2, decode has 3"]
+
+
+def test_groups_of_different_transports_do_not_pair_and_the_field_is_named() -> None:
+    prefill, decode = (
+        GroupRecord(
+            address=phase,
+            phase=phase,
+            description=control_pb2.GroupDescription(group=phase, phase=phase, abi=abi_to_pb(abi)),
+            state=control_pb2.GroupState(state="ready"),
+        )
+        for phase, abi in (
+            ("prefill", replace(ABI, transport=TransportOptions().speaks)),
+            ("decode", replace(ABI, transport=TransportOptions(name=MOONCAKE, protocol="rdma").speaks)),
+        )
+    )
+    assert why_not_ready([prefill], [decode]) == [
+        "prefill and decode differ in transport: prefill has 'shm 1', decode has 'mooncake rdma 1'"
+    ]
 
 
 def test_memory_starts_as_zeros_and_views_outlive_the_descriptor() -> None:
@@ -57,6 +80,17 @@ def test_a_peer_maps_the_same_pages_and_cannot_shrink_them() -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 4096)
     os.close(fd)
+    memory.close()
+
+
+def test_touching_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ArenaMemory(3 * mmap.PAGESIZE)
+    memory.write(5, b"abc")
+    memory.touch()
+    # As on a kernel that does not know the call.
+    monkeypatch.setattr("splash_core.transport.arena_memory._POPULATE_WRITE", 9999)
+    memory.touch()
+    assert memory.read(0, 9) == b"\0\0\0\0\0abc\0"
     memory.close()
 
 
