@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.bed import Bed, bed
 from tests.faults.matrix import play
-from tests.faults.rows import MATRIX, Row, cases
+from tests.faults.rows import TURNS, Row, turn_cases
 
 pytestmark = pytest.mark.e2e
 SEED = 1
@@ -24,10 +24,11 @@ def stage(
         yield started
 
 
-@pytest.mark.parametrize("row", MATRIX, ids=lambda row: row.name)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("turn", TURNS, ids=lambda turn: ", ".join(row.name for row in turn))
 def test_a_disturbed_handoff_leaves_nothing_and_changes_no_token(
-    stage: tuple[asyncio.Runner, Bed], row: Row
+    stage: tuple[asyncio.Runner, Bed], turn: tuple[Row, ...]
 ) -> None:
     runner, groups = stage
-    for case in cases(row, seed=SEED, repetitions=REPETITIONS):
+    for case in turn_cases(turn, seed=SEED, repetitions=REPETITIONS):
         runner.run(play(groups, case))

@@ -18,7 +18,7 @@ from services.bench.document import fresh_path, measured_here
 from splash_core.checkpoints.tiny import write_tiny
 from tests.faults.bed import FLAGS, RANKS, Bed
 from tests.faults.matrix import Played, played
-from tests.faults.rows import MATRIX, Case, Row, cases
+from tests.faults.rows import MATRIX, TURNS, Row, turn_cases
 from tests.faults.tally import not_reached, rows_of
 
 _ROUND = 12
@@ -51,15 +51,18 @@ def _rounds(
     options: argparse.Namespace, wanted: Sequence[Row], transport: str, until: float
 ) -> Iterator[Played]:
     """All repetitions over one transport, or as many as there is time for; a new bed after a failure."""
-    waiting = [(row, cases(row, seed=options.seed, repetitions=options.repetitions)) for row in wanted]
+    turns = [tuple(row for row in turn if row in wanted) for turn in TURNS]
+    waiting = [
+        (turn, turn_cases(turn, seed=options.seed, repetitions=options.repetitions)) for turn in turns if turn
+    ]
     with tempfile.TemporaryDirectory(prefix="splash-faults-") as folder, asyncio.Runner() as runner:
         model = write_tiny(Path(folder) / "tiny")
         bed: Bed | None = None
         try:
             while waiting and time.monotonic() < until:
-                row, rest = waiting.pop(0)
-                turn = tuple(islice(rest, _ROUND))
-                for case in turn:
+                turn, rest = waiting.pop(0)
+                round_ = tuple(islice(rest, _ROUND * len(turn)))
+                for case in round_:
                     if bed is None:
                         bed = runner.run(_started(model, Path(folder), transport))
                     result = runner.run(played(bed, case))
@@ -67,8 +70,8 @@ def _rounds(
                     if result.failure:
                         runner.run(bed.close())
                         bed = None
-                if turn:
-                    waiting.append((row, rest))
+                if round_:
+                    waiting.append((turn, rest))
         finally:
             if bed is not None:
                 runner.run(bed.close())
@@ -81,7 +84,7 @@ async def _started(model: Path, folder: Path, transport: str) -> Bed:
 
 
 def _say(transport: str, result: Played) -> None:
-    case: Case = result.case
+    case = result.case
     verdict = result.failure or "held"
     sys.stderr.write(f"{transport} {case.name} ({case.point}) {result.seconds:.1f} s: {verdict}\n")
 

@@ -57,6 +57,7 @@ class Bed:
         self.stubs: dict[str, Stubs] = {}
         self.relays = {"decode-0": Relay(), "decode-1": Relay()}
         self.expected: dict[tuple[int, int], list[int]] = {}
+        self.starting: set[str] = set()
         self.fresh: set[str] = set()
         """Groups whose ranks nobody has written to since they started."""
 
@@ -91,14 +92,18 @@ class Bed:
         (self._folder / f"{name}.ready").unlink(missing_ok=True)
         self._children[name] = start_group(phase, self._model, self._folder, name=name, flags=flags)
         self.fresh.add(name)
+        self.starting.add(name)
 
     async def ready(self, name: str) -> Stubs:
         """Wait until a group answers; its stubs, new if it was started again."""
         address = f"unix:{self._folder / name}.grpc"
+        if name not in self.starting:
+            return self.stubs[name]
         while not (self._folder / f"{name}.ready").exists():
             death = self._children[name].death()
             assert death is None, str(death)
             await asyncio.sleep(0.02)
+        self.starting.discard(name)
         known = self.stubs.pop(name, None)
         if known is not None:
             await known.close()

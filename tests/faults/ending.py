@@ -4,6 +4,7 @@ import asyncio
 
 from tests.faults.bed import WITHIN_S, Bed
 from tests.faults.moments import caught_pushing, lease_state, until_chunk, until_claimed, until_pushing
+from tests.faults.relay import COMPLETE, Held
 from tests.faults.requests import Request, Wanted
 from tests.faults.rows import Case
 
@@ -12,9 +13,10 @@ async def writer_killed(bed: Bed, case: Case) -> None:
     """The decode group has its pages back once the writer is proven dead; another may then fill them."""
     draw = case.draw()
     whom, when = case.point.split(", ")
-    await bed.ready("prefill-1")
     stays = await bed.request(Wanted(name=f"{case.name} stays", index=draw.randrange(4), tokens=40))
     request = await Request(Wanted(name=case.name, index=draw.randrange(4))).reserve(bed.stubs["decode-0"])
+    # However late the blow comes, the handoff is not complete.
+    bed.relays["decode-0"].when(COMPLETE, request.lease.lease, Held())
     request.prefill(bed.stubs["prefill-1"])
     if when == "claimed":
         await until_claimed(bed, "decode-0", request)
@@ -27,10 +29,8 @@ async def writer_killed(bed: Bed, case: Case) -> None:
     assert await request.prefill_failure(), "a dead group's call ended well"
     assert request.tokens == [], "tokens of a prompt that was never handed over"
 
-    async def granted() -> bool:
-        return await lease_state(bed, "decode-0", request.lease.lease) == "granted"
-
-    await bed.until(granted, "the dead writer's claim is void")
+    await bed.until(lambda: _granted(bed, "decode-0", request), "the dead writer's claim is void")
+    bed.relays["decode-0"].forget_acts()
     if draw.random() < 0.5:
         request.prefill(bed.stubs["prefill-0"])
         bed.check(request, await asyncio.wait_for(request.whole(), WITHIN_S))
@@ -42,7 +42,6 @@ async def writer_killed(bed: Bed, case: Case) -> None:
 async def reader_killed(bed: Bed, case: Case) -> None:
     """The prefill group has its pages back, says why the handoff failed, and serves others meanwhile."""
     draw = case.draw()
-    await bed.ready("decode-1")
     await bed.serves(f"{case.name} before", decode="decode-1")
     stays = await Request(Wanted(name=f"{case.name} stays", index=draw.randrange(4))).reserve(
         bed.stubs["decode-0"]
@@ -66,8 +65,7 @@ async def stopped_first(bed: Bed, case: Case) -> None:
     if "decode-1" not in bed.fresh:
         await bed.killed("decode-1", "leader")
         bed.launch("decode-1")
-    await bed.ready("decode-1")
-    assert "decode-1" in bed.fresh
+        await bed.ready("decode-1")
     request = await Request(Wanted(name=case.name, index=draw.randrange(4))).reserve(bed.stubs["decode-1"])
     async with bed.stopped("decode-1"):
         request.prefill(bed.stubs["prefill-0"])
@@ -76,7 +74,7 @@ async def stopped_first(bed: Bed, case: Case) -> None:
             assert await request.prefill_failure(), "a handoff to a silent group ended well"
             await bed.empty("prefill-0", "decode-0")
             assert request.tokens == []
-            assert await lease_state(bed, "decode-1", request.lease.lease) == "granted"
+            await bed.until(lambda: _granted(bed, "decode-1", request), "the lease is given back")
     if case.point == "until the call ends":
         await bed.until(lambda: _again(bed, request), "the group that goes on is written to")
     else:
@@ -85,6 +83,10 @@ async def stopped_first(bed: Bed, case: Case) -> None:
             await bed.until(lambda: _again(bed, request), "the group that goes on is written to")
     bed.check(request, await asyncio.wait_for(request.whole(), WITHIN_S))
     bed.fresh.discard("decode-1")
+
+
+async def _granted(bed: Bed, decode: str, request: Request) -> bool:
+    return await lease_state(bed, decode, request.lease.lease) == "granted"
 
 
 async def _again(bed: Bed, request: Request) -> bool:

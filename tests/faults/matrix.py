@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import grpc.aio
+
 from tests.faults.bed import Bed
 from tests.faults.ending import reader_killed, stopped, stopped_first, writer_killed
 from tests.faults.leaving import cancel, gone, slow_writer
@@ -41,8 +43,6 @@ PLAYS: dict[str, Callable[[Bed, Case], Awaitable[None]]] = {
     READER_KILLED.name: reader_killed,
     STOPPED_FIRST.name: stopped_first,
 }
-_RESTARTED = {WRITER_KILLED.name: "prefill-1", READER_KILLED.name: "decode-1"}
-"""Groups that are being started again when a play ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,10 @@ class Played:
 async def play(bed: Bed, case: Case) -> None:
     """One case and the questions after it; raises what did not hold."""
     async with asyncio.timeout(CASE_TIMEOUT_S):
+        for name in tuple(bed.starting):
+            await bed.ready(name)
         await PLAYS[case.row.name](bed, case)
-        restarted = _RESTARTED.get(case.row.name)
-        await bed.empty(*(name for name in bed.stubs if name != restarted))
+        await bed.empty(*(name for name in bed.stubs if name not in bed.starting))
         await bed.serves(f"{case.name} afterwards")
         await bed.empty("prefill-0", "decode-0")
         for relay in bed.relays.values():
@@ -73,6 +74,6 @@ async def played(bed: Bed, case: Case) -> Played:
     try:
         await play(bed, case)
         failure = ""
-    except (AssertionError, OSError, TimeoutError) as error:
+    except (AssertionError, OSError, TimeoutError, grpc.aio.AioRpcError) as error:
         failure = f"{type(error).__name__}: {error}"
     return Played(case=case, seconds=time.monotonic() - began, failure=failure)

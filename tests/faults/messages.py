@@ -41,6 +41,8 @@ async def _twice(bed: Bed, request: Request, kind: str) -> None:
         return both[1]
 
     relay.when(kind, lease, twice)
+    if kind == ABANDON:
+        relay.when(COMPLETE, lease, Held())
     request.prefill(bed.stubs["prefill-0"])
     if kind == ABANDON:
         await until_claimed(bed, "decode-0", request)
@@ -56,6 +58,7 @@ async def _twice(bed: Bed, request: Request, kind: str) -> None:
 async def _late(bed: Bed, case: Case, request: Request, kind: str) -> None:
     """A copy that comes when its pages are another's already."""
     relay, lease = bed.relays["decode-0"], request.lease.lease
+    relay.when(COMPLETE, lease, Held())
     request.prefill(bed.stubs["prefill-0"])
     await until_claimed(bed, "decode-0", request)
     await request.leave()

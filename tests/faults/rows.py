@@ -112,18 +112,20 @@ DECODE_SWITCHES = Row(
     in_order=True,
 )
 
-MATRIX = (
-    CANCEL,
-    GONE,
-    SLOW,
-    MESSAGES,
-    STOPPED,
-    PREFILL_SWITCHES,
-    DECODE_SWITCHES,
-    WRITER_KILLED,
-    READER_KILLED,
-    STOPPED_FIRST,
+TURNS = (
+    (CANCEL,),
+    (GONE,),
+    (SLOW,),
+    (MESSAGES,),
+    (STOPPED,),
+    (PREFILL_SWITCHES,),
+    (DECODE_SWITCHES,),
+    (WRITER_KILLED,),
+    # Alternating: what one starts anew, the other needs new.
+    (READER_KILLED, STOPPED_FIRST),
 )
+"""Rows in the order in which they are played; those of a turn alternate."""
+MATRIX = tuple(row for turn in TURNS for row in turn)
 
 
 def cases(row: Row, *, seed: int, repetitions: int) -> Iterator[Case]:
@@ -141,3 +143,9 @@ def cases(row: Row, *, seed: int, repetitions: int) -> Iterator[Case]:
         if number % size == 0 and not row.in_order:
             random.Random(f"{row.name} {seed} {number}").shuffle(order)
         yield Case(row=row, seed=seed, number=number, point=order[number % size])
+
+
+def turn_cases(turn: Sequence[Row], *, seed: int, repetitions: int) -> Iterator[Case]:
+    """The repetitions of the rows of a turn, alternating; the arguments are those of `cases`."""
+    for together in zip(*(cases(row, seed=seed, repetitions=repetitions) for row in turn), strict=True):
+        yield from together
