@@ -23,7 +23,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check libraries fmt proto bench results clean
+.PHONY: help demo test check libraries fmt proto bench faults results clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -65,6 +65,9 @@ proto: $(READY)  ## generate splash_core/pb from proto/
 
 bench: $(READY)  ## tokens per second against transformers (minutes; needs a quiet machine)
 	@env -u OMP_NUM_THREADS $(BIN)/splash bench serve --out docs/results $(ARGS)
+
+faults: $(READY)  ## the fault matrix of the handoff, 100 repetitions a row (ARGS="--repetitions 20 --budget-s 1800")
+	@$(BIN)/python -m tests.faults --out docs/results $(ARGS)
 
 results: $(READY)  ## docs/results/README.md from the JSON documents beside it
 	@$(BIN)/python -m services.bench page docs/results

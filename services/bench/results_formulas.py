@@ -150,6 +150,14 @@ in turn.
     of reference = p50 over the pairs of (time of the reference / time of the handoff)
 """
 
+FAULTS = """### Faults
+
+The fault matrix of the handoff (`make faults`, `tests/faults`): real groups with real engines, disturbed from
+outside at chosen moments. A repetition *held* if all tokens were those of an undisturbed run, requests of
+healthy groups finished meanwhile, every living group then held no page, lease or push without waiting for a
+timeout, and the survivors served the next request. Points are the moments that repetitions take in turn.
+"""
+
 PEER = """### Beside a peer
 
 In the table of a sweep, whatever the number of GPUs on either side:
@@ -171,6 +179,7 @@ FORMULAS = {
     "agreement": AGREEMENT,
     "serve": SERVE,
     "handoff": HANDOFF,
+    "faults": FAULTS,
     "peer": PEER,
 }
 """By benchmark, in the order of the page."""

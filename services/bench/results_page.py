@@ -174,6 +174,25 @@ def _handoff(document: Document, _: Sequence[Document]) -> str:
     return markdown_table(columns, document["rows"])
 
 
+def _faults(document: Document, _: Sequence[Document]) -> str:
+    columns: dict[str, Callable[[Row], str]] = {
+        "transport": lambda row: row["transport"],
+        "fault": lambda row: row["what"],
+        "points": lambda row: number(row["points"]),
+        "repetitions": lambda row: number(row["repetitions"]),
+        "held": lambda row: number(row["held"]),
+        "p50 s": lambda row: f"{row['seconds_p50']:.1f}",
+        "longest s": lambda row: f"{row['seconds_max']:.1f}",
+    }
+    failed = [
+        f"* {row['transport']}, {row['fault']} {lost['number']} ({lost['point']}): {lost['failure']}\n"
+        for row in document["rows"]
+        for lost in row["failures"]
+    ]
+    table = markdown_table(columns, document["rows"])
+    return table + ("\nDid not hold:\n\n" + "".join(failed) if failed else "")
+
+
 _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "primitives": _primitives,
     "switch": _switch,
@@ -182,5 +201,6 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "agreement": _agreement,
     "serve": _serve,
     "handoff": _handoff,
+    "faults": _faults,
     "peer": peer_tables,
 }

@@ -22,6 +22,7 @@ from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import FinishedEvent, TokenEvent
 from splash_core.scheduling.leases import Completion, Grant, Written
 from splash_core.scheduling.step import StepPlan
+from splash_core.scheduling.writers import handoff_writer
 
 _SWEEP_S = 0.5
 """How often writers of quarantined pages are looked after."""
@@ -109,7 +110,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
                 LeaseId(request.lease),
                 attempt=request.attempt,
                 incarnation=Incarnation(request.incarnation),
-                writer=writer.incarnation,
+                writer=handoff_writer(writer.incarnation, request.writer.handoff),
             )
         except Conflict as error:
             return decode_pb2.HandoffAck(accepted=False, reason=str(error))
@@ -126,7 +127,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
                 LeaseId(request.lease),
                 attempt=request.attempt,
                 incarnation=Incarnation(request.incarnation),
-                writer=request.writer,
+                writer=handoff_writer(request.writer, request.handoff),
             )
         except Conflict as error:
             return decode_pb2.HandoffAck(accepted=False, reason=str(error))
@@ -142,7 +143,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             lease=LeaseId(request.lease),
             attempt=request.attempt,
             incarnation=Incarnation(request.incarnation),
-            writer=request.writer,
+            writer=handoff_writer(request.writer, request.handoff),
             num_tokens=request.num_tokens,
             checksum=request.checksum,
             written=Written(pages=request.num_pages, layers=request.num_layers, num_bytes=request.bytes),

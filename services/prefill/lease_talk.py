@@ -62,6 +62,7 @@ class LeaseTalk:
         """
         message.lease, message.attempt = self._lease.lease, self.attempt
         message.incarnation, message.writer = self._lease.incarnation, self._writer.incarnation
+        message.handoff = self._writer.handoff
         try:
             ack = await self._partner.decode.CompleteHandoff(message, timeout=RPC_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -90,6 +91,7 @@ class LeaseTalk:
             attempt=self.attempt,
             incarnation=self._lease.incarnation,
             writer=self._writer.incarnation,
+            handoff=self._writer.handoff,
         )
         try:
             await self._partner.decode.AbandonHandoff(message, timeout=RPC_TIMEOUT_S)

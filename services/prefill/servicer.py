@@ -5,6 +5,7 @@ this group writes no more of its pages. What must outlive a cancelled call runs 
 """
 
 import asyncio
+import itertools
 import time
 
 import grpc.aio
@@ -45,6 +46,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             slot_bytes=arena.slot_bytes,
         )
         self._handoffs: set[Handoff] = set()
+        self._numbers = itertools.count(1)
         leader.join(self)
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -137,7 +139,9 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         if not request.HasField("lease"):
             return None
         partner = await self._partners.meet(request.lease)
-        return Handoff(request.lease, partner, self._writer, self._leader, self._rules)
+        writer = decode_pb2.Writer(handoff=next(self._numbers))
+        writer.MergeFrom(self._writer)
+        return Handoff(request.lease, partner, writer, self._leader, self._rules)
 
     def _pump(self) -> None:
         for handoff in tuple(self._handoffs):

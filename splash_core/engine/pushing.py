@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from splash_core.engine.meetings import Meetings
 from splash_core.engine.progress import StepProgress
 from splash_core.errors import InvariantBroken, SplashError
 from splash_core.ids import RankId, StepId
@@ -18,7 +19,7 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.pb import rank_pb2
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Transport
+from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Peer, Transport
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.counters import CounterSource, Sample, TrafficCounters, summed
 from splash_core.transport.factory import open_transport
@@ -65,7 +66,7 @@ class Pusher:
         self._transport = transport
         self._memory = memory
         self._handle = handle
-        self._abi = abi
+        self._meetings = Meetings(transport, abi)
         self._arena = arena
         self._clock = clock
         self._under_way: list[_Push] = []
@@ -81,7 +82,11 @@ class Pusher:
         transport = open_transport(options)
         try:
             handle = transport.register(memory, abi)
-            yield cls(transport, memory, handle, arena=arena, abi=abi)
+            pusher = cls(transport, memory, handle, arena=arena, abi=abi)
+            try:
+                yield pusher
+            finally:
+                pusher._meetings.close()
         finally:
             transport.close(drain=False)
             memory.close()
@@ -138,16 +143,18 @@ class Pusher:
         return summed(source.samples() for source in self.sources)
 
     def _write(self, push: _Push, first: int, end: int) -> None:
-        """Start writing layers `first … end` of all pages."""
+        """Start writing layers `first … end` of all pages, unless a peer has yet to answer."""
+        peers = self._peers(push)
+        if peers is None:
+            return
         if push.started_at is None:
             push.started_at = self._clock()
         size, layer = self._arena.slot_bytes, self._arena.layer_slice_bytes
         at, num_bytes = first * layer, (end - first) * layer
-        for target in push.order.targets:
+        for target, peer in zip(push.order.targets, peers, strict=True):
             slots = zip(target.src_slot, target.dst_slot, strict=True)
             descriptors = [Descriptor(src * size + at, dst * size + at, num_bytes) for src, dst in slots]
             try:
-                peer = self._transport.connect(target.peer.transport, self._abi)
                 op = self._transport.write(
                     peer,
                     descriptors,
@@ -161,6 +168,18 @@ class Pusher:
             push.ops.append(op)
             push.peers.append(_peer(push.order, target))
         push.layers_sent = end
+
+    def _peers(self, push: _Push) -> tuple[Peer, ...] | None:
+        """Of all targets, in their order; None while one of them has yet to answer, or if it does not."""
+        found: list[Peer | None] = []
+        for target in push.order.targets:
+            try:
+                found.append(self._meetings.peer(target.peer.transport))
+            except SplashError as problem:
+                self._fail(push, f"rank {target.peer.rank}: {problem}")
+                return None
+        peers = tuple(peer for peer in found if peer is not None)
+        return peers if len(peers) == len(found) else None
 
     def _fail(self, push: _Push, error: str) -> None:
         push.error = error

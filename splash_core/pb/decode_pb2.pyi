@@ -58,31 +58,35 @@ class LeaseClaim(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ...) -> None: ...
 
 class HandoffAbandon(_message.Message):
-    __slots__ = ("lease", "attempt", "incarnation", "writer", "reason")
+    __slots__ = ("lease", "attempt", "incarnation", "writer", "reason", "handoff")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
     lease: str
     attempt: int
     incarnation: str
     writer: str
     reason: str
-    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., writer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    handoff: int
+    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., writer: _Optional[str] = ..., reason: _Optional[str] = ..., handoff: _Optional[int] = ...) -> None: ...
 
 class Writer(_message.Message):
-    __slots__ = ("group", "incarnation", "ranks")
+    __slots__ = ("group", "incarnation", "ranks", "handoff")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
     group: str
     incarnation: str
     ranks: _containers.RepeatedCompositeFieldContainer[_common_pb2.Process]
-    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.Process, _Mapping]]] = ...) -> None: ...
+    handoff: int
+    def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.Process, _Mapping]]] = ..., handoff: _Optional[int] = ...) -> None: ...
 
 class HandoffComplete(_message.Message):
-    __slots__ = ("lease", "attempt", "incarnation", "num_tokens", "checksum", "first_token", "first_logprobs", "writer", "num_pages", "num_layers", "bytes", "first_position")
+    __slots__ = ("lease", "attempt", "incarnation", "num_tokens", "checksum", "first_token", "first_logprobs", "writer", "num_pages", "num_layers", "bytes", "first_position", "handoff")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +99,7 @@ class HandoffComplete(_message.Message):
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
     lease: str
     attempt: int
     incarnation: str
@@ -107,7 +112,8 @@ class HandoffComplete(_message.Message):
     num_layers: int
     bytes: int
     first_position: int
-    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., num_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., first_token: _Optional[int] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., writer: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_layers: _Optional[int] = ..., bytes: _Optional[int] = ..., first_position: _Optional[int] = ...) -> None: ...
+    handoff: int
+    def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., num_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., first_token: _Optional[int] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., writer: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_layers: _Optional[int] = ..., bytes: _Optional[int] = ..., first_position: _Optional[int] = ..., handoff: _Optional[int] = ...) -> None: ...
 
 class HandoffAck(_message.Message):
     __slots__ = ("accepted", "reason")

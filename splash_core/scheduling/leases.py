@@ -13,12 +13,13 @@ Invariant: the pages of a lease are pinned exactly until its writer can no longe
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from splash_core.errors import Conflict
 from splash_core.ids import Incarnation, LeaseId, PageId, RequestId, SeqId
 from splash_core.layout.slots import ArenaMap
+from splash_core.scheduling.writers import group_of
 from splash_core.switch.handoff import LandingPage
 
 COMPLETED_REMEMBERED = 4096
@@ -92,6 +93,8 @@ class _Lease:
     attempt: int
     state: LeaseState = LeaseState.GRANTED
     writer: str = ""
+    abandoned: set[str] = field(default_factory=set[str])
+    """Writers that have stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +150,11 @@ class LeaseBook:
         """A writer is about to write. Idempotent for the same writer.
 
         A writer that must write all pages anew (its own have been computed again) claims the next attempt,
-        once its writes of the attempt before are quiet: what is said of that one is refused from then on.
+        once its earlier writes are quiet: what is said of an earlier attempt is refused from then on.
 
         Raises:
-            Conflict: the lease has ended, is another's, or attempt or incarnation differ; names the field.
+            Conflict: the lease has ended, is another's or was abandoned by this writer, or attempt or
+                incarnation differ; names the field.
         """
         entry = self._live(lease)
         renewed = entry.state is LeaseState.CLAIMED and entry.writer == writer
@@ -162,19 +166,24 @@ class LeaseBook:
             raise Conflict(f"lease {lease} has ended; its pages must not be written")
         if entry.state is LeaseState.CLAIMED and entry.writer != writer:
             raise Conflict(f"writer: lease {lease} is claimed by {entry.writer!r}, not by {writer!r}")
+        if writer in entry.abandoned:
+            raise Conflict(f"writer: lease {lease} was abandoned by {writer!r} already")
         entry.state, entry.writer = LeaseState.CLAIMED, writer
 
     def abandon(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> bool:
         """The writer has stopped for good. True when quarantined pages may now be freed.
 
-        A lease whose request still waits can be claimed again, by any writer. Idempotent. The attempt may be
-        one whose claim has not arrived.
+        Idempotent. A lease whose request still waits may go to another writer. The claim may yet arrive.
 
         Raises:
             Conflict: the attempt is an older one, or the incarnation differs; names the field.
         """
         entry = self._open.get(lease)
-        if entry is None or entry.writer != writer:
+        if entry is None:
+            return False
+        if incarnation == self._incarnation:
+            entry.abandoned.add(writer)
+        if entry.writer != writer:
             return False
         self._check_same(entry, attempt=min(attempt, entry.attempt), incarnation=incarnation)
         return self.orphan(lease)
@@ -188,8 +197,9 @@ class LeaseBook:
         return False
 
     def held_by(self, writer: str) -> tuple[LeaseId, ...]:
-        """Open leases that a writer has claimed."""
-        return tuple(lease for lease, entry in self._open.items() if entry.writer == writer)
+        """Open leases that a writer, or any handoff of a writing group, has claimed."""
+        named = ((lease, entry.writer) for lease, entry in self._open.items())
+        return tuple(lease for lease, name in named if writer in (name, group_of(name)))
 
     def is_repeat(self, completion: Completion) -> bool:
         """True for a completion that was accepted before.
@@ -200,8 +210,7 @@ class LeaseBook:
         accepted = self._completed.get(completion.lease)
         if accepted is None:
             return False
-        for field in fields(Completion):
-            name = field.name
+        for name in (entry.name for entry in fields(Completion)):
             self._match(completion.lease, name, getattr(accepted, name), getattr(completion, name))
         return True
 

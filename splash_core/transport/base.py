@@ -107,6 +107,10 @@ class Transport(Protocol):
         """
         ...
 
+    def connected(self, address: str) -> Peer | None:
+        """The peer at `address` if it can be written to without asking it; never waits."""
+        ...
+
     def write(
         self,
         peer: Peer,

@@ -64,11 +64,16 @@ class MooncakeTransport(Transport):
         return MemoryHandle(address=str(self._server.address), num_bytes=memory.num_bytes)
 
     @override
-    def connect(self, address: str, abi: KvAbi) -> Peer:
+    def connected(self, address: str) -> Peer | None:
         with self._lock:
             known = self._sessions.get(address)
-        if known is not None and known.usable:
-            return known.peer
+        return known.peer if known is not None and known.usable else None
+
+    @override
+    def connect(self, address: str, abi: KvAbi) -> Peer:
+        known = self.connected(address)
+        if known is not None:
+            return known
         link = self._open(address, abi)
         session = Session(
             link,

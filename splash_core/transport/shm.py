@@ -161,11 +161,18 @@ class ShmTransport(Transport):
         return MemoryHandle(address=self._server.address, num_bytes=memory.num_bytes)
 
     @override
+    def connected(self, address: str) -> Peer | None:
+        with self._changed:
+            known = self._targets.get(address)
+            return None if known is None or known.owner.ended() else known.peer
+
+    @override
     def connect(self, address: str, abi: KvAbi) -> Peer:
-        known = self._targets.get(address)
-        if known is not None and not known.owner.ended():
-            return known.peer
-        self._forget_the_dead()
+        known = self.connected(address)
+        if known is not None:
+            return known
+        with self._changed:
+            self._forget_the_dead()
         fd, pid, theirs = fetch_memory(address, timeout_s=_CONNECT_TIMEOUT_S)
         try:
             differences = abi_diff(abi, theirs)
@@ -180,13 +187,15 @@ class ShmTransport(Transport):
             os.close(fd)
         anchor = ctypes.c_char.from_buffer(memory)
         peer = Peer(address=address, num_bytes=num_bytes)
-        self._targets[address] = _Mapping(
+        mapping = _Mapping(
             peer=peer,
             memory=memory,
             anchor=anchor,
             address=ctypes.addressof(anchor),
             owner=ProcessWatch(pid),
         )
+        with self._changed:
+            self._targets[address] = mapping
         return peer
 
     @override
@@ -202,10 +211,10 @@ class ShmTransport(Transport):
         if self._memory is None:
             raise InvariantBroken("register the local memory before the first write")
         check_bounds(descriptors, self._memory.num_bytes, peer)
-        target = self._targets.get(peer.address)
-        if target is None:
-            raise Unavailable(f"{peer.address} is not connected: its process has ended, or it never was")
         with self._changed:
+            target = self._targets.get(peer.address)
+            if target is None:
+                raise Unavailable(f"{peer.address} is not connected: its process has ended, or it never was")
             if self._closing:
                 raise InvariantBroken(f"write to {peer.address} after the transport was closed")
             self._num_writes += 1

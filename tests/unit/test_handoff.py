@@ -46,11 +46,14 @@ class Decode:
         self.abandonment = decode_pb2.HandoffAck(accepted=True)
         self.abandon_failures = 0
         self.attempts: list[int] = []
+        self.handoffs: list[int] = []
+        """As each message names it."""
         self.completed: decode_pb2.HandoffComplete | None = None
 
     async def ClaimLease(self, message: decode_pb2.LeaseClaim, timeout: float) -> decode_pb2.HandoffAck:
         self._said.append("claim")
         self.attempts.append(message.attempt)
+        self.handoffs.append(message.writer.handoff)
         await self.may_claim.wait()
         return self.claim
 
@@ -59,6 +62,7 @@ class Decode:
     ) -> decode_pb2.HandoffAck:
         self._said.append("complete")
         self.completed = message
+        self.handoffs.append(message.handoff)
         await self.may_complete.wait()
         return self.completion
 
@@ -71,6 +75,7 @@ class Decode:
                 grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away", ""
             )
         self._said.append("abandon")
+        self.handoffs.append(message.handoff)
         return self.abandonment
 
 
@@ -157,7 +162,7 @@ class Scene:
         self.handoff = Handoff(
             LEASE,
             partner,
-            decode_pb2.Writer(group="prefill-0", incarnation="w"),
+            decode_pb2.Writer(group="prefill-0", incarnation="w", handoff=3),
             cast("GroupLeader", self.leader),
             PushRules(timeout_s=5.0, step_timeout_s=5.0, layer_ends=(1, 3), slot_bytes=SLOT_BYTES),
         )
@@ -430,6 +435,7 @@ def test_a_failed_push_or_a_refused_completion_is_abandoned_and_named(what: str)
             await scene.run()
         await scene.handoff.end()
         assert scene.said[-1] == "abandon"
+        assert set(scene.decode.handoffs) == {3}
 
     _run(scenario)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from splash_core.dist.fd_passing import fresh_address, listen
 from splash_core.engine.progress import StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
@@ -79,7 +80,7 @@ class Scene:
         assert (rank, message.WhichOneof("message")) == (RANK, kind)
         return message
 
-    async def order_push(self, address: str, *, step: int = 0, slots: int = 1) -> None:
+    async def order_push(self, address: str, *, push: int = 7, step: int = 0, slots: int = 1) -> None:
         """One page, or the same one into several slots, layer by layer."""
         slot = ARENA.ordinary[0]
         target = rank_pb2.PushTarget(
@@ -87,10 +88,10 @@ class Scene:
             src_slot=[slot] * slots,
             dst_slot=[slot + 1 + index for index in range(slots)],
         )
-        push = rank_pb2.PushPages(
-            push=7, targets=[target], deadline_s=WITHIN_S, step=step, layer_ends=LAYER_ENDS, group="d"
+        order = rank_pb2.PushPages(
+            push=push, targets=[target], deadline_s=WITHIN_S, step=step, layer_ends=LAYER_ENDS, group="d"
         )
-        await self.leader.send(RANK, rank_pb2.ToRank(push=push))
+        await self.leader.send(RANK, rank_pb2.ToRank(push=order))
 
 
 def _rank(scene: Scene) -> None:
@@ -159,11 +160,30 @@ def test_a_peer_that_cannot_be_reached_fails_the_push_and_not_the_rank(address: 
     assert _play(scenario) is None
 
 
+def test_a_peer_that_does_not_answer_holds_up_its_own_pushes_only() -> None:
+    async def scenario(scene: Scene) -> None:
+        address = fresh_address()
+        with listen(address):
+            for push in (1, 2):
+                await scene.order_push(f"shm:{address}", push=push)
+            await scene.order_push(scene.peer.address, push=3)
+            report = (await scene.expect("push")).push
+            assert (report.push, report.error) == (3, "")
+            await scene.leader.send(RANK, rank_pb2.ToRank(cancel_push=1))
+            report = (await scene.expect("push")).push
+            assert (report.push, report.error) == (1, "cancelled")
+        report = (await scene.expect("push")).push
+        assert report.push == 2
+        assert address in report.error
+
+    assert _play(scenario) is None
+
+
 def test_a_push_lane_that_breaks_is_told_to_the_leader_and_ends_the_rank() -> None:
     async def scenario(scene: Scene) -> None:
-        bad = rank_pb2.PushPages(
-            push=8, layer_ends=LAYER_ENDS, targets=[rank_pb2.PushTarget(src_slot=[1, 2], dst_slot=[1])]
-        )
+        there = common_pb2.RankAddress(rank=1, transport=scene.peer.address)
+        target = rank_pb2.PushTarget(peer=there, src_slot=[1, 2], dst_slot=[1])
+        bad = rank_pb2.PushPages(push=8, layer_ends=LAYER_ENDS, targets=[target])
         await scene.leader.send(RANK, rank_pb2.ToRank(push=bad))
         assert "ValueError" in (await scene.expect("failure")).failure.error
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from splash_core.errors import Conflict, InvalidRequest
-from splash_core.ids import LeaseId, RankId
+from splash_core.ids import Incarnation, LeaseId, RankId
 from splash_core.layout.layout import RULES, Layout
 from splash_core.scheduling.events import FinishedEvent, FinishReason, TokenEvent
 from splash_core.scheduling.leases import LeaseState, Written
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import TokenLogprobs
+from splash_core.scheduling.writers import handoff_writer
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Primitive
 from tests.support.fake_ranks import digests, expected_output, token_after
@@ -441,3 +442,42 @@ def test_an_abandon_may_name_an_attempt_whose_claim_never_arrived() -> None:
         group.scheduler.abandon(grant.lease, attempt=0, **keys)
     group.scheduler.abandon(grant.lease, attempt=2, **keys)
     group.assert_empty()
+
+
+def test_a_claim_that_its_abandon_has_overtaken_holds_nothing() -> None:
+    """Messages of one handoff may arrive in any order; another handoff of the group is another writer."""
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    first, second = handoff_writer("prefill", 1), handoff_writer("prefill", 2)
+    group.scheduler.abandon(grant.lease, attempt=1, incarnation=INCARNATION, writer=first)
+    with pytest.raises(Conflict, match="was abandoned by 'prefill/1' already"):
+        group.claim(grant, first)
+    group.claim(grant, second)
+    group.scheduler.abandon(grant.lease, attempt=1, incarnation=INCARNATION, writer=first)
+    assert [lease.state for lease in group.scheduler.audit().leases] == [LeaseState.CLAIMED]
+    with pytest.raises(Conflict, match="writer: lease"):
+        group.land(grant, first)
+    group.write(grant)
+    group.land(grant, second)
+    group.run()
+    group.assert_empty()
+
+
+def test_the_abandon_of_another_incarnation_bars_nobody() -> None:
+    group = decode_group()
+    grant = group.reserve([1, 2, 3], output(2))
+    assert grant is not None
+    group.scheduler.abandon(grant.lease, attempt=1, incarnation=Incarnation("another"), writer="writer")
+    group.claim(grant)
+    group.scheduler.abandon(grant.lease, **WRITER)
+
+
+def test_a_dead_group_leaves_the_leases_of_all_its_handoffs() -> None:
+    group = decode_group()
+    grants = [group.reserve([1, 2, 3], output(2)) for _ in range(2)]
+    for number, grant in enumerate(grants):
+        assert grant is not None
+        group.claim(grant, handoff_writer("prefill", number))
+    assert group.scheduler.writer_gone("prefil") == ()
+    assert group.scheduler.writer_gone("prefill") == tuple(grant.lease for grant in grants if grant)

@@ -224,6 +224,16 @@ def test_what_was_not_reached_or_did_not_fit_is_named(tmp_path: Path) -> None:
     assert "Not reached in the time given: KV CP → DP, 16 × 131072." in text
 
 
+def test_faults_are_counted_and_those_that_did_not_hold_are_told() -> None:
+    row = {"transport": "shm", "fault": "gone", "what": "the client leaves", "points": 8}
+    row |= {"repetitions": 100, "held": 99, "seconds_p50": 1.25, "seconds_max": 4.0}
+    failure = {"number": 7, "point": "chunk", "failure": "AssertionError: still held"}
+    text = page([document("faults", [row | {"failures": [failure]}], seed=1)])
+    assert "| shm | the client leaves | 8 | 100 | 99 | 1.2 | 4.0 |" in text
+    assert "* shm, gone 7 (chunk): AssertionError: still held" in text
+    assert "Did not hold" not in page([document("faults", [row | {"failures": []}], seed=1)])
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"other\.json"):
