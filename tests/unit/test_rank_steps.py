@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from splash_core.engine.progress import StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.rank_process import run_steps
 from splash_core.engine.running import RunningStep
@@ -21,6 +22,7 @@ class Device:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.computed = 0
+        self.progress = StepProgress(1)
 
     def begin(self, plan: StepPlan) -> RunningStep:
         self.log.append(f"begin {plan.step}")
