@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from splash_core.errors import Conflict, InvariantBroken, Unavailable
 from splash_core.transport.abi import KvAbi
+from splash_core.transport.arbiter import LinkLimits
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass, Transport
-from splash_core.transport.shm import PIECE_BYTES, ShmTransport
+from splash_core.transport.shm import ShmTransport
 
 ABI = KvAbi(
     version="1",
@@ -29,6 +30,7 @@ ABI = KvAbi(
 )
 BACKENDS: dict[str, Callable[[], Transport]] = {"shm": ShmTransport}
 SMALL = 4096
+PIECE_BYTES = LinkLimits().chunk_bytes
 BIG = 48 * PIECE_BYTES
 
 
