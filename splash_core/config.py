@@ -107,6 +107,18 @@ class WorkerSettings(ModelSettings):
         unit="bytes",
         within=COUNT,
     )
+    link_bytes_per_s: float = setting(
+        0.0,
+        "Budget of a rank's link to other groups, which on CPUs switches share; 0: none.",
+        unit="bytes/s",
+    )
+    link_chunk_bytes: int = setting(
+        1 << 20, "Largest piece that a handoff sends at a time.", unit="bytes", within=COUNT
+    )
+    link_in_flight: int = setting(2, "Pieces of handoffs that a rank has under way.", within=COUNT)
+    link_pause_s: float = setting(
+        0.25, "Longest time that a switch of the group holds its handoffs back.", unit="s"
+    )
     queue_requests: int = setting(
         256, "Most requests that wait in a group before new ones get 429.", within=COUNT
     )

@@ -38,3 +38,8 @@ def gauges(registry: Registry, dispatcher: Dispatcher) -> Iterable[Sample]:
         yield "splash_group_kv_tokens_total", labels, state.kv_tokens_total
         yield "splash_group_steps_total", labels, state.steps
         yield "splash_group_layout_epoch", (*labels, ("layout", state.layout)), state.layout_epoch
+        for use in state.link:
+            traffic = (*labels, ("class", use.traffic))
+            yield "splash_link_bytes_total", traffic, use.bytes
+            yield "splash_link_waits_total", traffic, use.waits
+            yield "splash_link_wait_seconds_total", traffic, use.wait_s

@@ -25,6 +25,12 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "splash_group_kv_tokens_total": ("gauge", "Tokens of KV history that a group can hold."),
     "splash_group_steps_total": ("counter", "Steps a group has finished in its present life."),
     "splash_group_layout_epoch": ("gauge", "Layout epoch of a group: one more for each switch."),
+    "splash_link_bytes_total": (
+        "counter",
+        "Bytes on the links of a group's ranks, by class: switch and precopy received, handoff sent.",
+    ),
+    "splash_link_waits_total": ("counter", "Pieces that waited for their turn on a link, by class."),
+    "splash_link_wait_seconds_total": ("counter", "Time that pieces waited for their turn, by class."),
 }
 
 Labels = tuple[tuple[str, str], ...]

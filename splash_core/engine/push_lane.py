@@ -8,13 +8,16 @@ fails, the leader has heard of it, and the step loop goes no further.
 
 import logging
 import threading
+import time
 from types import TracebackType
 
+from splash_core.engine.link_reports import LinkReports
 from splash_core.engine.pushing import Pusher
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
 from splash_core.pb import rank_pb2
 from splash_core.rpc.link import PUSH_LANE, RankLink
+from splash_core.transport.link import RankLinks
 
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.1
@@ -24,17 +27,19 @@ _BUSY_POLL_S = 0.001
 class PushLane:
     """A context manager: inside the block, pushes are served."""
 
-    def __init__(self, pusher: Pusher, address: str, rank: RankId) -> None:
+    def __init__(self, pusher: Pusher, address: str, rank: RankId, links: RankLinks | None = None) -> None:
         """Nothing runs yet.
 
         Args:
             pusher: the rank's; used by the lane's thread only.
             address: where the leader listens.
             rank: this rank.
+            links: of this rank; what they carry is reported.
         """
         self._pusher = pusher
         self._address = address
         self._rank = rank
+        self._reports = None if links is None else LinkReports(links)
         self._closing = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="push-lane", daemon=True)
@@ -82,3 +87,6 @@ class PushLane:
             self._pusher.start(message.push)
         for report in self._pusher.finished(self._rank):
             link.send(rank_pb2.FromRank(push=report))
+        report = None if self._reports is None else self._reports.due(time.monotonic())
+        if report is not None:
+            link.send(rank_pb2.FromRank(link=report))

@@ -14,8 +14,10 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.pb import rank_pb2
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, TrafficClass, Transport
+from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Transport
+from splash_core.transport.link import BandwidthArbiter
 from splash_core.transport.shm import ShmTransport
+from splash_core.transport.traffic import TrafficClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,16 @@ class Pusher:
 
     @classmethod
     @contextmanager
-    def open(cls, arena: ArenaMap, abi: KvAbi) -> Iterator["Pusher"]:
-        """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more."""
+    def open(cls, arena: ArenaMap, abi: KvAbi, link: BandwidthArbiter | None = None) -> Iterator["Pusher"]:
+        """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more.
+
+        Args:
+            arena: the slot map.
+            abi: what peers must agree on.
+            link: whom writes ask for their turn; None: one without a limit.
+        """
         memory = ArenaMemory(arena.arena_bytes)
-        transport = ShmTransport()
+        transport = ShmTransport(link)
         try:
             handle = transport.register(memory, abi)
             yield cls(transport, memory, handle, arena=arena, abi=abi)

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from splash_core.engine.fake import FakeEngine
+from splash_core.engine.link_steps import Engine, LinkedEngine
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.ids import RankId
@@ -28,22 +28,14 @@ from splash_core.rpc.abi import kv_abi
 from splash_core.rpc.codec import plan_from_pb, process_to_pb, result_to_pb
 from splash_core.rpc.link import RankLink
 from splash_core.rpc.rank_config import ELEM_BYTES, RankConfig
-from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.link import RankLinks
 from splash_core.transport.reach import check_reach
 
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.5
 _REPORT_S = 0.25
-
-
-class Engine(Protocol):
-    """What computes a rank's steps: the real engine, or the one without weights."""
-
-    def step(self, plan: StepPlan) -> StepResult:
-        """Execute one plan."""
-        ...
 
 
 @contextmanager
@@ -84,12 +76,13 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         arena_bytes=config.arena_bytes,
     )
     abi = kv_abi(spec, dtype=config.dtype, page_size=config.page_size, fingerprint=config.fingerprint)
+    links = RankLinks.of(config.device, config.link_limits)
     with (
-        Pusher.open(arena, abi) as pusher,
+        Pusher.open(arena, abi, links.phase) as pusher,
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,
-        PushLane(pusher, config.link, rank) as lane,
+        PushLane(pusher, config.link, rank, links) as lane,
     ):
         address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
         ready = rank_pb2.RankReady(
@@ -101,7 +94,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         )
         link.send(rank_pb2.FromRank(ready=ready))
         _log.info("ready after %.1f s", ready.load_s)
-        run_steps(link, engine, lane, num_ranks=config.num_ranks)
+        run_steps(link, LinkedEngine(engine, links.group), lane, num_ranks=config.num_ranks)
 
 
 class _LoadReports:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterable
 
 import grpc.aio
 
@@ -11,7 +12,7 @@ from splash_core.layout.layout import RULES, Layout
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
-from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
+from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, rank_pb2
 from splash_core.rpc.abi import abi_to_pb
 from splash_core.rpc.errors import abort
 from splash_core.scheduling.sequence import SeqState
@@ -87,6 +88,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             kv_tokens_projected=tokens.projected,
             step_age_s=leader.step_age_s,
             failure=str(leader.failure or ""),
+            link=link_use(leader.ranks.links.values()),
         )
 
     async def SetLayout(
@@ -198,6 +200,18 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         deadline_s = request.deadline_s if given else self._blueprint.settings.drain_timeout_s
         left = await self._leader.drain(deadline_s)
         return control_pb2.DrainResult(drained=left == 0, left=left)
+
+
+def link_use(reports: Iterable[rank_pb2.LinkReport]) -> list[common_pb2.LinkUse]:
+    """What the links of several ranks have carried, added up class by class."""
+    total: dict[str, common_pb2.LinkUse] = {}
+    for entry in (entry for report in reports for entry in report.use):
+        use = total.setdefault(entry.traffic, common_pb2.LinkUse(traffic=entry.traffic))
+        use.bytes += entry.bytes
+        use.chunks += entry.chunks
+        use.waits += entry.waits
+        use.wait_s += entry.wait_s
+    return list(total.values())
 
 
 def parse_layout(name: str) -> Layout:

@@ -26,6 +26,7 @@ from splash_core.scheduling.events import (
     TokenEvent,
 )
 from splash_core.scheduling.group import GroupScheduler
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.step import StepPlan
 
 _log = logging.getLogger("splash.leader")
@@ -115,6 +116,7 @@ class GroupLeader:
         pace: StepPace,
         *,
         step_timeout_s: float,
+        shared_link_bps: float = 0.0,
     ) -> None:
         self.scheduler = scheduler
         self.ranks = ranks
@@ -126,6 +128,7 @@ class GroupLeader:
         self._part: PhasePart = _NoPart()
         self._pace = pace
         self._step_timeout_s = step_timeout_s
+        self._shared_link_bps = shared_link_bps
         self._streams: dict[SeqId, Stream] = {}
         self._wake = asyncio.Event()
         self._stop = False
@@ -240,9 +243,10 @@ class GroupLeader:
 
     def snapshot(self) -> Snapshot:
         """The scheduler's snapshot with what only the leader knows."""
+        seen = self.scheduler.snapshot(queued=self._part.queued())
         return replace(
-            self.scheduler.snapshot(queued=self._part.queued()),
-            pending_handoff_bytes=self.pending_push_bytes,
+            seen,
+            pending_handoff_bytes=seen.pending_handoff_bytes + self.pending_push_bytes,
             measured_step_s=self._pace.recent_s,
         )
 
@@ -252,6 +256,8 @@ class GroupLeader:
             raise self.ranks.failure
         self._part.before_step()
         self.steering.at_boundary(self.snapshot)
+        link = LinkView(rate_bps=self._shared_link_bps, step_s=self._pace.recent_s or 0.0)
+        self.scheduler.leave_room(link, pushing_bytes=self.pending_push_bytes)
         plan = self.scheduler.next_plan()
         self.deliver(self.scheduler.take_events())
         if plan is None:

@@ -68,6 +68,8 @@ class RankPool:
         self._pushes: dict[tuple[int, RankId], asyncio.Future[rank_pb2.PushResult]] = {}
         self._failure: asyncio.Future[GroupFailed] = asyncio.get_running_loop().create_future()
         self._stopping = False
+        self.links: dict[RankId, rank_pb2.LinkReport] = {}
+        """The newest report of each rank that has sent one."""
         self.last_progress = time.monotonic()
 
     @property
@@ -238,12 +240,8 @@ class RankPool:
             elif kind == "pushes_open":
                 self._push_lanes.add(rank)
                 self._note_ready()
-            elif kind == "loading":
-                self._loading[rank] = message.loading
-                entries = self._loading.values()
-                self._on_loading(
-                    sum(entry.done_bytes for entry in entries), sum(entry.total_bytes for entry in entries)
-                )
+            elif kind in ("loading", "link"):
+                self._note_report(rank, message)
             elif kind == "step":
                 self._results[rank] = result_from_pb(message.step)
                 if len(self._results) == self._config.num_ranks:
@@ -254,6 +252,16 @@ class RankPool:
                     future.set_result(message.push)
             elif kind == "failure":
                 self._tasks.append(asyncio.create_task(self._settle(rank, message.failure.error)))
+
+    def _note_report(self, rank: RankId, message: rank_pb2.FromRank) -> None:
+        """What a rank tells now and then, and nobody waits for."""
+        if message.HasField("link"):
+            self.links[rank] = message.link
+            return
+        self._loading[rank] = message.loading
+        entries = self._loading.values()
+        done, total = (entry.done_bytes for entry in entries), (entry.total_bytes for entry in entries)
+        self._on_loading(sum(done), sum(total))
 
     def _note_ready(self) -> None:
         """A rank is ready once it has said so and its push lane is connected too."""

@@ -179,7 +179,14 @@ class GroupProcess:
             pace=pace,
             clock=clock,
         )
-        return GroupLeader(scheduler, ranks, steering, pace, step_timeout_s=blueprint.settings.step_timeout_s)
+        return GroupLeader(
+            scheduler,
+            ranks,
+            steering,
+            pace,
+            step_timeout_s=blueprint.settings.step_timeout_s,
+            shared_link_bps=blueprint.shared_link_bps,
+        )
 
     async def _listen(self, server: grpc.aio.Server) -> None:
         settings = self._blueprint.settings
@@ -236,5 +243,9 @@ class GroupProcess:
             threads=threads_per_rank(settings.host_ranks or settings.ranks),
             start_timeout_s=settings.start_timeout_s,
             step_timeout_s=settings.step_timeout_s,
+            link_bytes_per_s=settings.link_bytes_per_s,
+            link_chunk_bytes=settings.link_chunk_bytes,
+            link_in_flight=settings.link_in_flight,
+            link_pause_s=settings.link_pause_s,
             fake_step_s=settings.fake_step_s,
         )

@@ -148,3 +148,17 @@ class ErrorDetail(_message.Message):
     retry_after_s: float
     nearest: str
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., code: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., nearest: _Optional[str] = ...) -> None: ...
+
+class LinkUse(_message.Message):
+    __slots__ = ("traffic", "bytes", "chunks", "waits", "wait_s")
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    traffic: str
+    bytes: int
+    chunks: int
+    waits: int
+    wait_s: float
+    def __init__(self, traffic: _Optional[str] = ..., bytes: _Optional[int] = ..., chunks: _Optional[int] = ..., waits: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from splash_core.pb import common_pb2 as splash__core_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csplash_core/pb/control.proto\x12\tsplash.v1\x1a\x1bsplash_core/pb/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xfc\x01\n\x10GroupDescription\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1d\n\x03\x61\x62i\x18\x04 \x01(\x0b\x32\x10.splash.v1.KvAbi\x12%\n\x05ranks\x18\x05 \x03(\x0b\x32\x16.splash.v1.RankAddress\x12\x15\n\rmax_model_len\x18\x06 \x01(\x05\x12\x1a\n\x12max_request_tokens\x18\x07 \x01(\x05\x12-\n\x07layouts\x18\x08 \x03(\x0b\x32\x1c.splash.v1.LayoutFeasibility\x12\r\n\x05model\x18\t \x01(\t\"^\n\x11LayoutFeasibility\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x10\n\x08\x66\x65\x61sible\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x17\n\x0f\x64istinct_tokens\x18\x04 \x01(\x03\"\x0e\n\x0cStateRequest\"\xa7\x02\n\nGroupState\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x14\n\x0clayout_epoch\x18\x05 \x01(\x03\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12\r\n\x05ranks\x18\x07 \x01(\x05\x12\r\n\x05steps\x18\x08 \x01(\x03\x12\x0f\n\x07running\x18\t \x01(\x05\x12\x0f\n\x07waiting\x18\n \x01(\x05\x12\x16\n\x0ekv_tokens_used\x18\x0b \x01(\x03\x12\x17\n\x0fkv_tokens_total\x18\x0c \x01(\x03\x12\x1b\n\x13kv_tokens_projected\x18\r \x01(\x03\x12\x12\n\nstep_age_s\x18\x0e \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x0f \x01(\t\"P\n\x10SetLayoutRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x13\n\x06hold_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_hold_s\"\xba\x01\n\x0fSetLayoutResult\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_layout\x18\x02 \x01(\t\x12\x11\n\tto_layout\x18\x03 \x01(\t\x12\x14\n\x0clayout_epoch\x18\x04 \x01(\x03\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\x12\n\nexposed_ms\x18\x06 \x01(\x01\x12\r\n\x05\x62ytes\x18\x07 \x01(\x03\x12\x17\n\x0fprecopied_bytes\x18\x08 \x01(\x03\x12\x10\n\x08\x66\x61llback\x18\t \x01(\t\"\x1c\n\nPinRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\"*\n\tPinResult\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\t\" \n\x10\x44\x65\x63isionsRequest\x12\x0c\n\x04last\x18\x01 \x01(\x05\"\"\n\x0f\x44\x65\x63isionsResult\x12\x0f\n\x07records\x18\x01 \x03(\t\"\x0e\n\x0c\x41uditRequest\"{\n\tRankAudit\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x0c\n\x04\x66ree\x18\x03 \x01(\x05\x12\x0f\n\x07weights\x18\x04 \x01(\x05\x12\n\n\x02kv\x18\x05 \x01(\x05\x12\x13\n\x0bquarantined\x18\x06 \x01(\x05\x12\x11\n\tprecopied\x18\x07 \x01(\x05\"g\n\nLeaseAudit\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0e\n\x06writer\x18\x04 \x01(\t\x12\r\n\x05pages\x18\x05 \x01(\x05\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\"\xcd\x01\n\nGroupAudit\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06layout\x18\x03 \x01(\t\x12\x14\n\x0clayout_epoch\x18\x04 \x01(\x03\x12#\n\x05ranks\x18\x05 \x03(\x0b\x32\x14.splash.v1.RankAudit\x12%\n\x06leases\x18\x06 \x03(\x0b\x32\x15.splash.v1.LeaseAudit\x12\x1b\n\x13\x62orrowed_pages_used\x18\x07 \x01(\x05\x12\x12\n\npages_held\x18\x08 \x01(\x05\"6\n\x0c\x44rainRequest\x12\x17\n\ndeadline_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_deadline_s\",\n\x0b\x44rainResult\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x0c\n\x04left\x18\x02 \x01(\x05\x32\xbd\x03\n\x07\x43ontrol\x12\x43\n\x08\x44\x65scribe\x12\x1a.splash.v1.DescribeRequest\x1a\x1b.splash.v1.GroupDescription\x12:\n\x08GetState\x12\x17.splash.v1.StateRequest\x1a\x15.splash.v1.GroupState\x12\x44\n\tSetLayout\x12\x1b.splash.v1.SetLayoutRequest\x1a\x1a.splash.v1.SetLayoutResult\x12\x32\n\x03Pin\x12\x15.splash.v1.PinRequest\x1a\x14.splash.v1.PinResult\x12\x44\n\tDecisions\x12\x1b.splash.v1.DecisionsRequest\x1a\x1a.splash.v1.DecisionsResult\x12\x37\n\x05\x41udit\x12\x17.splash.v1.AuditRequest\x1a\x15.splash.v1.GroupAudit\x12\x38\n\x05\x44rain\x12\x17.splash.v1.DrainRequest\x1a\x16.splash.v1.DrainResultb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csplash_core/pb/control.proto\x12\tsplash.v1\x1a\x1bsplash_core/pb/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xfc\x01\n\x10GroupDescription\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x1d\n\x03\x61\x62i\x18\x04 \x01(\x0b\x32\x10.splash.v1.KvAbi\x12%\n\x05ranks\x18\x05 \x03(\x0b\x32\x16.splash.v1.RankAddress\x12\x15\n\rmax_model_len\x18\x06 \x01(\x05\x12\x1a\n\x12max_request_tokens\x18\x07 \x01(\x05\x12-\n\x07layouts\x18\x08 \x03(\x0b\x32\x1c.splash.v1.LayoutFeasibility\x12\r\n\x05model\x18\t \x01(\t\"^\n\x11LayoutFeasibility\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x10\n\x08\x66\x65\x61sible\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x17\n\x0f\x64istinct_tokens\x18\x04 \x01(\x03\"\x0e\n\x0cStateRequest\"\xc9\x02\n\nGroupState\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x14\n\x0clayout_epoch\x18\x05 \x01(\x03\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12\r\n\x05ranks\x18\x07 \x01(\x05\x12\r\n\x05steps\x18\x08 \x01(\x03\x12\x0f\n\x07running\x18\t \x01(\x05\x12\x0f\n\x07waiting\x18\n \x01(\x05\x12\x16\n\x0ekv_tokens_used\x18\x0b \x01(\x03\x12\x17\n\x0fkv_tokens_total\x18\x0c \x01(\x03\x12\x1b\n\x13kv_tokens_projected\x18\r \x01(\x03\x12\x12\n\nstep_age_s\x18\x0e \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x0f \x01(\t\x12 \n\x04link\x18\x10 \x03(\x0b\x32\x12.splash.v1.LinkUse\"P\n\x10SetLayoutRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x13\n\x06hold_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_hold_s\"\xba\x01\n\x0fSetLayoutResult\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_layout\x18\x02 \x01(\t\x12\x11\n\tto_layout\x18\x03 \x01(\t\x12\x14\n\x0clayout_epoch\x18\x04 \x01(\x03\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\x12\n\nexposed_ms\x18\x06 \x01(\x01\x12\r\n\x05\x62ytes\x18\x07 \x01(\x03\x12\x17\n\x0fprecopied_bytes\x18\x08 \x01(\x03\x12\x10\n\x08\x66\x61llback\x18\t \x01(\t\"\x1c\n\nPinRequest\x12\x0e\n\x06layout\x18\x01 \x01(\t\"*\n\tPinResult\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\t\" \n\x10\x44\x65\x63isionsRequest\x12\x0c\n\x04last\x18\x01 \x01(\x05\"\"\n\x0f\x44\x65\x63isionsResult\x12\x0f\n\x07records\x18\x01 \x03(\t\"\x0e\n\x0c\x41uditRequest\"{\n\tRankAudit\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x0c\n\x04\x66ree\x18\x03 \x01(\x05\x12\x0f\n\x07weights\x18\x04 \x01(\x05\x12\n\n\x02kv\x18\x05 \x01(\x05\x12\x13\n\x0bquarantined\x18\x06 \x01(\x05\x12\x11\n\tprecopied\x18\x07 \x01(\x05\"g\n\nLeaseAudit\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0e\n\x06writer\x18\x04 \x01(\t\x12\r\n\x05pages\x18\x05 \x01(\x05\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\"\xcd\x01\n\nGroupAudit\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0e\n\x06layout\x18\x03 \x01(\t\x12\x14\n\x0clayout_epoch\x18\x04 \x01(\x03\x12#\n\x05ranks\x18\x05 \x03(\x0b\x32\x14.splash.v1.RankAudit\x12%\n\x06leases\x18\x06 \x03(\x0b\x32\x15.splash.v1.LeaseAudit\x12\x1b\n\x13\x62orrowed_pages_used\x18\x07 \x01(\x05\x12\x12\n\npages_held\x18\x08 \x01(\x05\"6\n\x0c\x44rainRequest\x12\x17\n\ndeadline_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_deadline_s\",\n\x0b\x44rainResult\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x0c\n\x04left\x18\x02 \x01(\x05\x32\xbd\x03\n\x07\x43ontrol\x12\x43\n\x08\x44\x65scribe\x12\x1a.splash.v1.DescribeRequest\x1a\x1b.splash.v1.GroupDescription\x12:\n\x08GetState\x12\x17.splash.v1.StateRequest\x1a\x15.splash.v1.GroupState\x12\x44\n\tSetLayout\x12\x1b.splash.v1.SetLayoutRequest\x1a\x1a.splash.v1.SetLayoutResult\x12\x32\n\x03Pin\x12\x15.splash.v1.PinRequest\x1a\x14.splash.v1.PinResult\x12\x44\n\tDecisions\x12\x1b.splash.v1.DecisionsRequest\x1a\x1a.splash.v1.DecisionsResult\x12\x37\n\x05\x41udit\x12\x17.splash.v1.AuditRequest\x1a\x15.splash.v1.GroupAudit\x12\x38\n\x05\x44rain\x12\x17.splash.v1.DrainRequest\x1a\x16.splash.v1.DrainResultb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,31 +41,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATEREQUEST']._serialized_start=442
   _globals['_STATEREQUEST']._serialized_end=456
   _globals['_GROUPSTATE']._serialized_start=459
-  _globals['_GROUPSTATE']._serialized_end=754
-  _globals['_SETLAYOUTREQUEST']._serialized_start=756
-  _globals['_SETLAYOUTREQUEST']._serialized_end=836
-  _globals['_SETLAYOUTRESULT']._serialized_start=839
-  _globals['_SETLAYOUTRESULT']._serialized_end=1025
-  _globals['_PINREQUEST']._serialized_start=1027
-  _globals['_PINREQUEST']._serialized_end=1055
-  _globals['_PINRESULT']._serialized_start=1057
-  _globals['_PINRESULT']._serialized_end=1099
-  _globals['_DECISIONSREQUEST']._serialized_start=1101
-  _globals['_DECISIONSREQUEST']._serialized_end=1133
-  _globals['_DECISIONSRESULT']._serialized_start=1135
-  _globals['_DECISIONSRESULT']._serialized_end=1169
-  _globals['_AUDITREQUEST']._serialized_start=1171
-  _globals['_AUDITREQUEST']._serialized_end=1185
-  _globals['_RANKAUDIT']._serialized_start=1187
-  _globals['_RANKAUDIT']._serialized_end=1310
-  _globals['_LEASEAUDIT']._serialized_start=1312
-  _globals['_LEASEAUDIT']._serialized_end=1415
-  _globals['_GROUPAUDIT']._serialized_start=1418
-  _globals['_GROUPAUDIT']._serialized_end=1623
-  _globals['_DRAINREQUEST']._serialized_start=1625
-  _globals['_DRAINREQUEST']._serialized_end=1679
-  _globals['_DRAINRESULT']._serialized_start=1681
-  _globals['_DRAINRESULT']._serialized_end=1725
-  _globals['_CONTROL']._serialized_start=1728
-  _globals['_CONTROL']._serialized_end=2173
+  _globals['_GROUPSTATE']._serialized_end=788
+  _globals['_SETLAYOUTREQUEST']._serialized_start=790
+  _globals['_SETLAYOUTREQUEST']._serialized_end=870
+  _globals['_SETLAYOUTRESULT']._serialized_start=873
+  _globals['_SETLAYOUTRESULT']._serialized_end=1059
+  _globals['_PINREQUEST']._serialized_start=1061
+  _globals['_PINREQUEST']._serialized_end=1089
+  _globals['_PINRESULT']._serialized_start=1091
+  _globals['_PINRESULT']._serialized_end=1133
+  _globals['_DECISIONSREQUEST']._serialized_start=1135
+  _globals['_DECISIONSREQUEST']._serialized_end=1167
+  _globals['_DECISIONSRESULT']._serialized_start=1169
+  _globals['_DECISIONSRESULT']._serialized_end=1203
+  _globals['_AUDITREQUEST']._serialized_start=1205
+  _globals['_AUDITREQUEST']._serialized_end=1219
+  _globals['_RANKAUDIT']._serialized_start=1221
+  _globals['_RANKAUDIT']._serialized_end=1344
+  _globals['_LEASEAUDIT']._serialized_start=1346
+  _globals['_LEASEAUDIT']._serialized_end=1449
+  _globals['_GROUPAUDIT']._serialized_start=1452
+  _globals['_GROUPAUDIT']._serialized_end=1657
+  _globals['_DRAINREQUEST']._serialized_start=1659
+  _globals['_DRAINREQUEST']._serialized_end=1713
+  _globals['_DRAINRESULT']._serialized_start=1715
+  _globals['_DRAINRESULT']._serialized_end=1759
+  _globals['_CONTROL']._serialized_start=1762
+  _globals['_CONTROL']._serialized_end=2207
 # @@protoc_insertion_point(module_scope)

@@ -50,7 +50,7 @@ class StateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "kv_tokens_projected", "step_age_s", "failure")
+    __slots__ = ("group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "kv_tokens_projected", "step_age_s", "failure", "link")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class GroupState(_message.Message):
     KV_TOKENS_PROJECTED_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     group: str
     phase: str
     state: str
@@ -81,7 +82,8 @@ class GroupState(_message.Message):
     kv_tokens_projected: int
     step_age_s: float
     failure: str
-    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., state: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[int] = ..., steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., kv_tokens_projected: _Optional[int] = ..., step_age_s: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
+    link: _containers.RepeatedCompositeFieldContainer[_common_pb2.LinkUse]
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., state: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[int] = ..., steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., kv_tokens_projected: _Optional[int] = ..., step_age_s: _Optional[float] = ..., failure: _Optional[str] = ..., link: _Optional[_Iterable[_Union[_common_pb2.LinkUse, _Mapping]]] = ...) -> None: ...
 
 class SetLayoutRequest(_message.Message):
     __slots__ = ("layout", "mode", "hold_s")

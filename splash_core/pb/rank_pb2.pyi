@@ -98,7 +98,7 @@ class SequenceStep(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[bool] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage", "precopy", "ahead", "taken_seq", "taken_pages")
+    __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage", "precopy", "ahead", "taken_seq", "taken_pages", "switch_near")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class StepPlan(_message.Message):
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     TAKEN_SEQ_FIELD_NUMBER: _ClassVar[int]
     TAKEN_PAGES_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_NEAR_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     layout: str
@@ -129,7 +130,8 @@ class StepPlan(_message.Message):
     ahead: _containers.RepeatedCompositeFieldContainer[TableUpdate]
     taken_seq: _containers.RepeatedScalarFieldContainer[int]
     taken_pages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceStep, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., finished: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., mode: _Optional[str] = ..., form: _Optional[str] = ..., cp_storage: _Optional[str] = ..., precopy: _Optional[_Union[PrecopyBatch, _Mapping]] = ..., ahead: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., taken_seq: _Optional[_Iterable[int]] = ..., taken_pages: _Optional[_Iterable[int]] = ...) -> None: ...
+    switch_near: bool
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceStep, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., finished: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., mode: _Optional[str] = ..., form: _Optional[str] = ..., cp_storage: _Optional[str] = ..., precopy: _Optional[_Union[PrecopyBatch, _Mapping]] = ..., ahead: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., taken_seq: _Optional[_Iterable[int]] = ..., taken_pages: _Optional[_Iterable[int]] = ..., switch_near: _Optional[bool] = ...) -> None: ...
 
 class SampledToken(_message.Message):
     __slots__ = ("seq", "token", "logprobs")
@@ -211,6 +213,12 @@ class RankLoading(_message.Message):
     total_bytes: int
     def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
+class LinkReport(_message.Message):
+    __slots__ = ("use",)
+    USE_FIELD_NUMBER: _ClassVar[int]
+    use: _containers.RepeatedCompositeFieldContainer[_common_pb2.LinkUse]
+    def __init__(self, use: _Optional[_Iterable[_Union[_common_pb2.LinkUse, _Mapping]]] = ...) -> None: ...
+
 class RankReady(_message.Message):
     __slots__ = ("rank", "address", "load_s", "arena_bytes", "process")
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -244,17 +252,19 @@ class ToRank(_message.Message):
     def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ...) -> None: ...
 
 class FromRank(_message.Message):
-    __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open")
+    __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open", "link")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     PUSHES_OPEN_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     ready: RankReady
     step: StepResult
     push: PushResult
     failure: RankFailure
     loading: RankLoading
     pushes_open: bool
-    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ..., pushes_open: _Optional[bool] = ...) -> None: ...
+    link: LinkReport
+    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ..., pushes_open: _Optional[bool] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ...) -> None: ...

@@ -5,10 +5,12 @@ All ranks read the same file, so ranks cannot disagree on a size; only the rank'
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from splash_core.layout.layout import Layout
+from splash_core.transport.arbiter import LinkLimits
 
 ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
 """Bytes per number of weights and KV, by the name of the type."""
@@ -49,8 +51,23 @@ class RankConfig:
     """For all ranks to come together."""
     step_timeout_s: float
     """The longest wait for a peer inside one collective: no step may last longer."""
+    link_bytes_per_s: float = 0.0
+    """Budget of the link to other groups; 0: none."""
+    link_chunk_bytes: int = LinkLimits.chunk_bytes
+    link_in_flight: int = LinkLimits.in_flight
+    link_pause_s: float = LinkLimits.pause_s
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
+
+    @property
+    def link_limits(self) -> LinkLimits:
+        """What a rank may ask of its link."""
+        return LinkLimits(
+            rate_bps=self.link_bytes_per_s or math.inf,
+            chunk_bytes=self.link_chunk_bytes,
+            in_flight=self.link_in_flight,
+            pause_s=self.link_pause_s,
+        )
 
     def write(self, path: Path) -> None:
         """Store as JSON."""

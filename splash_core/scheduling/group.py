@@ -21,6 +21,7 @@ from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.precopying import AheadRecord
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan, StepResult, TokenLogprobs
@@ -164,6 +165,11 @@ class GroupScheduler:
         """
         return self._parts.switcher.request(layout, mode)
 
+    def leave_room(self, link: LinkView, *, pushing_bytes: int) -> None:
+        """Before a step is planned: copies ahead give way to handoffs, from this group or into it."""
+        pending = pushing_bytes + self._parts.intake.landing_bytes
+        self._parts.switcher.ahead.leave_room(link.shared_with(pending, self._parts.residency.num_ranks))
+
     def next_plan(self) -> StepPlan | None:
         """The next step; None when there is nothing to run now.
 
@@ -183,7 +189,7 @@ class GroupScheduler:
         ahead = self._parts.switcher.ahead.next_step()
         if not rows and boundary.manifest is None and ahead is None:
             return None
-        plan = self._parts.writer.write(rows, boundary, ahead)
+        plan = self._parts.writer.write(rows, boundary, ahead, switch_near=self._parts.switcher.copying)
         self._in_flight = _InFlight(plan, rows, layout, epoch, boundary.ahead)
         return plan
 
@@ -252,6 +258,7 @@ class GroupScheduler:
             queued=queued,
             infeasible=self._infeasible,
             switch_pending=self._parts.switcher.pending,
+            landing_bytes=self._parts.intake.landing_bytes,
         )
 
     def audit(self) -> GroupAuditData:

@@ -91,6 +91,14 @@ class SwitchManifest:
         """All page moves in execution order."""
         return tuple(move for chunk in (*self.boundary_chunks, *self.layer_chunks) for move in chunk)
 
+    @property
+    def moves_between_ranks(self) -> bool:
+        """True when ranks send each other something: weights, or pages."""
+        if self.weights is Primitive.ALL_GATHER:
+            return True
+        chunks = (*self.boundary_chunks, *self.layer_chunks)
+        return any(move.src != move.dst for chunk in chunks for move in chunk)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from splash_core.errors import ConfigError, InvariantBroken
-from splash_core.transport.base import TrafficClass
+from splash_core.transport.traffic import TrafficClass
 from splash_core.units import MIB
 
 STUCK_S = 1.0

@@ -7,19 +7,12 @@ the destination before. Invariant of every backend: `quiesced` never goes back t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Protocol
 
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-
-
-class TrafficClass(IntEnum):
-    """Who goes first on a link: smaller is sooner."""
-
-    SWITCH = 0
-    HANDOFF = 1
-    PRECOPY = 2
+from splash_core.transport.traffic import TrafficClass
 
 
 @dataclass(frozen=True, slots=True)

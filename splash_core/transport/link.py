@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from splash_core.transport.arbiter import ClassUse, LinkArbiter, LinkLimits
-from splash_core.transport.base import TrafficClass
+from splash_core.transport.traffic import TrafficClass
 
 
 def _nobody() -> None:
@@ -170,3 +170,16 @@ class RankLinks:
         """On a CPU both are one link; a GPU's NVLink and its host's NIC are two."""
         phase = BandwidthArbiter(limits)
         return cls(group=phase if device == "cpu" else BandwidthArbiter(LinkLimits()), phase=phase)
+
+    def use(self) -> Mapping[TrafficClass, ClassUse]:
+        """What each class has had so far, on all links together."""
+        parts = [link.use() for link in dict.fromkeys((self.group, self.phase))]
+        return {
+            traffic: ClassUse(
+                num_bytes=sum(part[traffic].num_bytes for part in parts),
+                chunks=sum(part[traffic].chunks for part in parts),
+                waits=sum(part[traffic].waits for part in parts),
+                wait_s=sum(part[traffic].wait_s for part in parts),
+            )
+            for traffic in TrafficClass
+        }

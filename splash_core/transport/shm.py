@@ -26,11 +26,11 @@ from splash_core.transport.base import (
     OpState,
     OpStatus,
     Peer,
-    TrafficClass,
     Transport,
 )
 from splash_core.transport.link import BandwidthArbiter, Flow
 from splash_core.transport.memory_server import MemoryServer, fetch_memory
+from splash_core.transport.traffic import TrafficClass
 
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_S = 0.05

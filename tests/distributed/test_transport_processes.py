@@ -11,8 +11,9 @@ import pytest
 from splash_core.errors import Unavailable
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, OpState, TrafficClass
+from splash_core.transport.base import Descriptor, OpState
 from splash_core.transport.shm import ShmTransport
+from splash_core.transport.traffic import TrafficClass
 
 ABI = KvAbi(
     version="1", dtype="fp32", page_size=4, layers=2, latent_dim=32, rope_dim=8, rope="", scale="", model="m"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splash_core.transport.arbiter import LinkLimits
-from splash_core.transport.base import TrafficClass
+from splash_core.transport.traffic import TrafficClass
 from tests.support.link_world import Pause, World, Writer
 
 CHUNK = 1000

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from splash_core.transport.arbiter import STUCK_S, LinkArbiter, LinkLimits
-from splash_core.transport.base import TrafficClass
+from splash_core.transport.traffic import TrafficClass
 
 
 @dataclass(frozen=True, kw_only=True)

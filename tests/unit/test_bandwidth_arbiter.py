@@ -6,8 +6,8 @@ import pytest
 
 from splash_core.errors import ConfigError, InvariantBroken
 from splash_core.transport.arbiter import LinkLimits
-from splash_core.transport.base import TrafficClass
 from splash_core.transport.link import BandwidthArbiter, RankLinks
+from splash_core.transport.traffic import TrafficClass
 
 CHUNK = 1000
 

@@ -14,8 +14,9 @@ from splash_core.errors import Conflict, InvariantBroken, Unavailable
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arbiter import LinkLimits
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass, Transport
+from splash_core.transport.base import Descriptor, Op, OpState, Peer, Transport
 from splash_core.transport.shm import ShmTransport
+from splash_core.transport.traffic import TrafficClass
 
 ABI = KvAbi(
     version="1",

@@ -1,0 +1,11 @@
+"""What shares a link. Invariant: the order of the classes is the order of their urgency."""
+
+from enum import IntEnum
+
+
+class TrafficClass(IntEnum):
+    """Who goes first on a link: smaller is sooner."""
+
+    SWITCH = 0
+    HANDOFF = 1
+    PRECOPY = 2
