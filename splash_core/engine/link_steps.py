@@ -28,7 +28,7 @@ class LinkedEngine:
 
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan."""
-        self._link.announce(near=plan.switch_near)
+        self._link.announce("own group", near=plan.switch_near)
         if plan.manifest is None or not plan.manifest.moves_between_ranks:
             result = self._engine.step(plan)
         else:

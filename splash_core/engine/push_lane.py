@@ -12,11 +12,13 @@ import time
 from types import TracebackType
 
 from splash_core.engine.link_reports import LinkReports
+from splash_core.engine.other_switches import OtherSwitches
 from splash_core.engine.pushing import Pusher
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
 from splash_core.pb import rank_pb2
 from splash_core.rpc.link import PUSH_LANE, RankLink
+from splash_core.transport.arbiter import LinkLimits
 from splash_core.transport.link import RankLinks
 
 _log = logging.getLogger("splash.rank")
@@ -34,12 +36,14 @@ class PushLane:
             pusher: the rank's; used by the lane's thread only.
             address: where the leader listens.
             rank: this rank.
-            links: of this rank; what they carry is reported.
+            links: of this rank: what they carry is reported, others' switches are told to them.
         """
         self._pusher = pusher
         self._address = address
         self._rank = rank
-        self._reports = None if links is None else LinkReports(links)
+        links = links or RankLinks.of("cpu", LinkLimits())
+        self._reports = LinkReports(links)
+        self._others = OtherSwitches(links.phase)
         self._closing = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="push-lane", daemon=True)
@@ -83,10 +87,12 @@ class PushLane:
 
     def _turn(self, link: RankLink) -> None:
         message = link.receive(_BUSY_POLL_S if self._pusher.busy else _IDLE_POLL_S)
-        if message is not None:
+        if message is not None and message.HasField("link"):
+            self._others.hear(message.link)
+        elif message is not None:
             self._pusher.start(message.push)
         for report in self._pusher.finished(self._rank):
             link.send(rank_pb2.FromRank(push=report))
-        report = None if self._reports is None else self._reports.due(time.monotonic())
+        report = self._reports.due(time.monotonic())
         if report is not None:
             link.send(rank_pb2.FromRank(link=report))

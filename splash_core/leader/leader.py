@@ -13,6 +13,7 @@ from typing import Protocol
 
 from splash_core.errors import GroupFailed, SplashError, Unavailable
 from splash_core.ids import SeqId
+from splash_core.leader.link_notices import LinkNotices
 from splash_core.leader.pace import StepPace
 from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
@@ -125,6 +126,7 @@ class GroupLeader:
         self.failure: GroupFailed | None = None
         self.pending_push_bytes = 0
         """Bytes of pushes under way, for the policy."""
+        self.notices = LinkNotices()
         self._part: PhasePart = _NoPart()
         self._pace = pace
         self._step_timeout_s = step_timeout_s
@@ -268,9 +270,10 @@ class GroupLeader:
             if new.seq in self._streams and self._streams[new.seq].first_step_at is None:
                 self._streams[new.seq].first_step_at = self._step_began
         try:
-            results = await self.ranks.step(
-                plan, timeout_s=self._step_timeout_s, meanwhile=self.scheduler.tidy
-            )
+            with self.notices.during(plan):
+                results = await self.ranks.step(
+                    plan, timeout_s=self._step_timeout_s, meanwhile=self.scheduler.tidy
+                )
         finally:
             self._step_began = None
         self._pace.record(plan, max(result.times.total_s for result in results))

@@ -16,7 +16,7 @@ from splash_core.config import child_environment
 from splash_core.errors import GroupFailed
 from splash_core.ids import RankId
 from splash_core.obs.logging import last_lines
-from splash_core.pb import rank_pb2
+from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc.codec import plan_to_pb, result_from_pb
 from splash_core.rpc.link import LeaderLink
 from splash_core.rpc.rank_config import RankConfig
@@ -155,6 +155,10 @@ class RankPool:
             ranks = ", ".join(map(str, silent))
             self.fail(f"rank {ranks} did not report the end of a push within {timeout_s:g} s")
         return [await future for future in waits.values()]
+
+    async def tell_links(self, notice: common_pb2.LinkNotice) -> None:
+        """Tell all ranks' push lanes what another group's switches need of their links."""
+        await self._send_all(rank_pb2.ToRank(link=notice))
 
     async def stop(self, *, grace_s: float = 2.0) -> None:
         """End the ranks: asked first, then killed."""

@@ -162,3 +162,11 @@ class LinkUse(_message.Message):
     waits: int
     wait_s: float
     def __init__(self, traffic: _Optional[str] = ..., bytes: _Optional[int] = ..., chunks: _Optional[int] = ..., waits: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class LinkNotice(_message.Message):
+    __slots__ = ("near", "switching")
+    NEAR_FIELD_NUMBER: _ClassVar[int]
+    SWITCHING_FIELD_NUMBER: _ClassVar[int]
+    near: bool
+    switching: bool
+    def __init__(self, near: _Optional[bool] = ..., switching: _Optional[bool] = ...) -> None: ...

@@ -242,14 +242,16 @@ class RankFailure(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ToRank(_message.Message):
-    __slots__ = ("step", "push", "stop")
+    __slots__ = ("step", "push", "stop", "link")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     step: StepPlan
     push: PushPages
     stop: bool
-    def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ...) -> None: ...
+    link: _common_pb2.LinkNotice
+    def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ..., link: _Optional[_Union[_common_pb2.LinkNotice, _Mapping]] = ...) -> None: ...
 
 class FromRank(_message.Message):
     __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open", "link")

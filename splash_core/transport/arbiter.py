@@ -117,7 +117,7 @@ class LinkArbiter:
         self._level = float(limits.burst_bytes)
         self._credit_s = limits.pause_s
         self._switching = 0
-        self._near = False
+        self._near: set[str] = set()
 
     # ------------------------------------------------------------------------------ flows
 
@@ -179,10 +179,10 @@ class LinkArbiter:
 
     # ------------------------------------------------------------------------- collectives
 
-    def near(self, *, now: float, near: bool) -> None:
-        """A switch will come soon (or not any more): until then one chunk is under way at a time."""
+    def near(self, whose: str, *, now: float, near: bool) -> None:
+        """A switch of somebody will come soon, or not any more; near one, one chunk goes at a time."""
         self._advance(now)
-        self._near = near
+        (self._near.add if near and self.limits.pause_s else self._near.discard)(whose)
 
     def begin_switch(self, *, now: float) -> None:
         """A switch's collectives take the link; to be ended as often as it is begun."""

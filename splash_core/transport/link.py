@@ -115,10 +115,10 @@ class BandwidthArbiter:
 
     # --------------------------------------------------------------------------- collectives
 
-    def announce(self, *, near: bool) -> None:
-        """A switch will come soon, or will not any more."""
+    def announce(self, whose: str, *, near: bool) -> None:
+        """A switch of somebody, by any name, will come soon, or will not any more."""
         with self._changes() as now:
-            self._arbiter.near(now=now, near=near)
+            self._arbiter.near(whose, now=now, near=near)
 
     @contextmanager
     def switching(self) -> Iterator[None]:

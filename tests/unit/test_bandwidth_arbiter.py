@@ -90,12 +90,12 @@ def test_near_a_switch_one_chunk_is_under_way() -> None:
     link, _ = link_at(rate_bps=math.inf, in_flight=2)
     flow = link.flow(TrafficClass.HANDOFF)
     other = link.flow(TrafficClass.HANDOFF)
-    link.announce(near=True)
+    link.announce("a group", near=True)
     flow.want(CHUNK)
     other.want(CHUNK)
     assert flow.may_go()
     assert not other.may_go()
-    link.announce(near=False)
+    link.announce("a group", near=False)
     assert other.may_go()
 
 

@@ -43,7 +43,7 @@ class Leader:
         )
         self.pushed = asyncio.Event()
         self.quiet = asyncio.Event()
-        self.ranks = SimpleNamespace(failure=None, push=self._push)
+        self.ranks = SimpleNamespace(failure=None, push=self._push, tell_links=self._tell_links)
 
     def check_open(self) -> None:
         if self.failure is not None:
@@ -65,6 +65,9 @@ class Leader:
         del request_id, prompt, sampling
         self.added += 1
         return SeqId(self.added)
+
+    async def _tell_links(self, notice: object) -> None:
+        del notice
 
     async def _push(self, orders: object, *, timeout_s: float) -> list[Any]:
         del orders, timeout_s
