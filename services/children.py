@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from splash_core.config import child_environment
+from splash_core.environment import child_environment
 from splash_core.obs.logging import last_lines
 
 _POLL_S = 0.02

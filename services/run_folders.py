@@ -9,7 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
-from splash_core.config import state_home
+from splash_core.environment import state_home
 from splash_core.errors import ConfigError
 
 KEPT = 50

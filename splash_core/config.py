@@ -1,17 +1,17 @@
-"""Settings: the only place that reads the environment.
+"""Settings: what an operator can say, by command.
 
 `resolve` fills a settings class from flags, then `SPLASH_*`, then a TOML file, then defaults.
 Invariant: a settings object is complete and checked when it exists, and nobody changes it later.
 """
 
 import dataclasses
-import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from splash_core import environment
 from splash_core.errors import ConfigError
 from splash_core.settings_base import (
     COUNT,
@@ -237,7 +237,7 @@ def resolve(
     Raises:
         ConfigError: a value has the wrong type or is not allowed; names its source and the remedy.
     """
-    environ = os.environ if environ is None else environ
+    environ = environment.current() if environ is None else environ
     commands = (UpSettings, GroupSettings, RouterSettings, AdminSettings)
     file = read_settings_file(config, (*commands, kind)) if config is not None else {}
     hints = typing.get_type_hints(kind)
@@ -269,7 +269,7 @@ def api_key(settings: RouterSettings, environ: Mapping[str, str] | None = None) 
 
 
 def _key(variable: str, file: str, environ: Mapping[str, str] | None) -> str:
-    environ = os.environ if environ is None else environ
+    environ = environment.current() if environ is None else environ
     if environ.get(variable):
         return environ[variable]
     if not file:
@@ -278,35 +278,3 @@ def _key(variable: str, file: str, environ: Mapping[str, str] | None) -> str:
         return Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"key file {file}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def state_home(environ: Mapping[str, str] | None = None) -> Path:
-    """`$XDG_STATE_HOME/splash`: one folder a run."""
-    environ = os.environ if environ is None else environ
-    base = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "splash"
-
-
-def cache_home(environ: Mapping[str, str] | None = None) -> Path:
-    """`$XDG_CACHE_HOME/splash`: fetched models."""
-    environ = os.environ if environ is None else environ
-    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "splash"
-
-
-_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-"""NVLink multicast stays off unless the operator says otherwise: a fault there may take a host's GPUs."""
-
-
-def child_environment(*, num_threads: int | None = None) -> dict[str, str]:
-    """This process's environment for a child, with the thread count that numeric libraries read at import."""
-    environ = _NO_MULTICAST | dict(os.environ)
-    if num_threads is not None:
-        environ |= {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
-    return environ
-
-
-def keep_multicast_off() -> None:
-    """The same for this process, and for children that `child_environment` is not made for."""
-    for name, value in _NO_MULTICAST.items():
-        os.environ.setdefault(name, value)

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from services.bench.settings import INPROCESS, BenchSettings
-from splash_core.config import keep_multicast_off
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
+from splash_core.environment import keep_multicast_off
 from splash_core.errors import ConfigError, GroupFailed
 from splash_core.ids import RankId
 from splash_core.obs.lifeline import die_with_parent

@@ -10,7 +10,7 @@ import typer
 from services.commands.layout import Json
 from services.progress import progress_console, stages
 from splash_core.checkpoints.cache import DEMO_MODEL, ModelCache
-from splash_core.config import cache_home
+from splash_core.environment import cache_home
 from splash_core.errors import ConfigError, InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, help="Fetch demo weights, or make a tiny random checkpoint.")

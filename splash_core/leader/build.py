@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from splash_core.config import GroupSettings, cache_home
+from splash_core.config import GroupSettings
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import HardwareProfile, analytical_profile
+from splash_core.environment import cache_home
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import GroupId, Incarnation
 from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named_layouts

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from splash_core.config import child_environment
+from splash_core.environment import child_environment
 from splash_core.errors import GroupFailed
 from splash_core.ids import RankId
 from splash_core.obs.logging import last_lines

@@ -28,6 +28,7 @@ from splash_core.transport.base import (
     Peer,
     Transport,
 )
+from splash_core.transport.bounds import check_bounds
 from splash_core.transport.link import BandwidthArbiter, Flow
 from splash_core.transport.memory_server import MemoryServer, fetch_memory
 from splash_core.transport.traffic import TrafficClass
@@ -204,8 +205,7 @@ class ShmTransport(Transport):
     ) -> Op:
         if self._memory is None:
             raise InvariantBroken("register the local memory before the first write")
-        for descriptor in descriptors:
-            _check(descriptor, self._memory.num_bytes, peer)
+        check_bounds(descriptors, self._memory.num_bytes, peer)
         target = self._targets.get(peer.address)
         if target is None:
             raise Unavailable(f"{peer.address} is not connected: its process has ended, or it never was")
@@ -285,14 +285,3 @@ def _cut(descriptor: Descriptor, piece_bytes: int) -> list[Descriptor]:
         )
         for start in range(0, descriptor.num_bytes, piece_bytes)
     ]
-
-
-def _check(descriptor: Descriptor, local_bytes: int, peer: Peer) -> None:
-    for side, offset, limit in (
-        ("local", descriptor.src, local_bytes),
-        (peer.address, descriptor.dst, peer.num_bytes),
-    ):
-        if offset < 0 or descriptor.num_bytes < 0 or offset + descriptor.num_bytes > limit:
-            raise InvariantBroken(
-                f"{descriptor.num_bytes} bytes at offset {offset} leave the {limit} bytes of {side} memory"
-            )

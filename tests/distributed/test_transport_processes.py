@@ -1,86 +1,241 @@
-"""The shared-memory transport between real processes: bytes arrive, and a dead peer is noticed."""
+"""Both transports between real processes that are killed and frozen: what fails, fails alone and truthfully.
 
-import multiprocessing
+Nothing here is timed: a peer that is frozen stays so until the test lets it go on, and whatever ends before
+that was not held up by it.
+"""
+
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import pytest
 
-from splash_core.errors import Unavailable
-from splash_core.transport.abi import KvAbi
-from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, OpState
-from splash_core.transport.shm import ShmTransport
-from splash_core.transport.traffic import TrafficClass
-
-ABI = KvAbi(
-    version="1", dtype="fp32", page_size=4, layers=2, latent_dim=32, rope_dim=8, rope="", scale="", model="m"
+from splash_core.errors import SplashError, Unavailable
+from splash_core.transport.base import Descriptor, Op, OpState
+from splash_core.transport.options import MOONCAKE, SHM
+from tests.support.transports import (
+    ABI,
+    WITHIN_S,
+    PeerProcess,
+    Writer,
+    eventually,
+    new_writer,
+    peer_process,
 )
-NUM_BYTES = 5_000_000
+
+NUM_BYTES = 24 << 20
+WHOLE = Descriptor(0, 0, NUM_BYTES)
+CANARY = 7
 
 
-def serve_memory(pipe: Connection) -> None:
-    """A decode rank: offer memory, then answer with the byte sum of whatever range it is asked for."""
-    transport = ShmTransport()
-    memory = ArenaMemory(NUM_BYTES)
-    pipe.send(transport.register(memory, ABI).address)
-    while True:
+@pytest.fixture(params=(SHM, MOONCAKE))
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def writer(backend: str, peer: PeerProcess, healthy: PeerProcess) -> Iterator[Writer]:
+    """Torn down first: its peers may have to say that it is quiet."""
+    with new_writer(backend, NUM_BYTES) as writer:
+        yield writer
+        for process in (peer, healthy):
+            if process.process.is_alive():
+                process.resume()
+
+
+@pytest.fixture
+def peer(backend: str) -> Iterator[PeerProcess]:
+    with peer_process(backend, NUM_BYTES) as peer:
+        yield peer
+
+
+@pytest.fixture
+def healthy(backend: str) -> Iterator[PeerProcess]:
+    with peer_process(backend, NUM_BYTES) as peer:
+        yield peer
+
+
+class Watch:
+    """Looks at `quiesced` all the time, from another thread."""
+
+    def __init__(self, op: Op) -> None:
+        self._op = op
+        self._stop = threading.Event()
+        self._seen: list[bool] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.001):
+            self._note()
+
+    def _note(self) -> None:
+        quiet = self._op.quiesced
+        if not self._seen or self._seen[-1] != quiet:
+            self._seen.append(quiet)
+
+    def close(self) -> list[bool]:
+        """The values seen up to now, without repetitions."""
+        self._stop.set()
+        self._thread.join()
+        self._note()
+        return self._seen
+
+
+def _long_write(writer: Writer, peer: PeerProcess, *, deadline_s: float = WITHIN_S) -> Op:
+    """So many bytes that it is certainly under way when this returns."""
+    op = writer.write(writer.transport.connect(peer.address, ABI), *[WHOLE] * 400, deadline_s=deadline_s)
+    eventually(lambda: op.poll().written_bytes > 0, "the first bytes are written")
+    return op
+
+
+def _still_works(writer: Writer, peer: PeerProcess) -> None:
+    peer.ask("fill", 0)
+    op = writer.write(writer.transport.connect(peer.address, ABI), WHOLE)
+    assert op.wait(WITHIN_S).state is OpState.DONE
+    assert op.quiesced
+    assert peer.ask("sum", 0, NUM_BYTES) == 5 * NUM_BYTES
+
+
+def _nothing_lands(writer: Writer, peer: PeerProcess, other: PeerProcess) -> None:
+    """Over the time of whole other writes, a canary in the peer's memory stays as it is."""
+    peer.ask("fill", CANARY)
+    for _ in range(3):
+        _still_works(writer, other)
+    assert peer.ask("all", CANARY)
+
+
+def test_pages_cross_processes_whole_and_in_their_places(writer: Writer, peer: PeerProcess) -> None:
+    writer.memory.bytes_B[:] = 3
+    target = writer.transport.connect(peer.address, ABI)
+    assert target.num_bytes == NUM_BYTES
+    op = writer.write(target, Descriptor(0, 1000, 3_000_000), Descriptor(5, NUM_BYTES - 7, 7))
+    assert op.wait(WITHIN_S).state is OpState.DONE
+    for (start, stop), total in (
+        ((0, 1000), 0),
+        ((1000, 3_001_000), 9_000_000),
+        ((3_001_000, NUM_BYTES), 21),
+    ):
+        assert peer.ask("sum", start, stop) == total
+
+
+def test_a_peer_that_was_killed_before_fails_the_write_at_once(writer: Writer, peer: PeerProcess) -> None:
+    target = writer.transport.connect(peer.address, ABI)
+    peer.kill()
+    late = writer.write(target, Descriptor(0, 0, 10), attempt=2)
+    status = late.wait(WITHIN_S)
+    assert (status.state, status.written_bytes) == (OpState.FAILED, 0)
+    assert "has ended" in status.error
+    eventually(lambda: late.quiesced, "the write to a dead peer is quiet")
+    with pytest.raises(Unavailable, match="has its process ended"):
+        writer.transport.connect(peer.address, ABI)
+
+
+def test_a_peer_killed_in_the_middle_fails_its_write_and_nobody_else_s(
+    writer: Writer, peer: PeerProcess, healthy: PeerProcess
+) -> None:
+    other = _long_write(writer, healthy)
+    op = _long_write(writer, peer)
+    watch = Watch(op)
+    peer.kill()
+    status = op.wait(WITHIN_S)
+    assert status.state is OpState.FAILED
+    assert status.error
+    eventually(lambda: op.quiesced, "the write to a dead peer is quiet")
+    assert watch.close() in ([True], [False, True])
+    assert other.poll().state is not OpState.FAILED
+    other.cancel()
+    _still_works(writer, healthy)
+
+
+def test_a_frozen_peer_is_not_written_to_and_holds_up_nobody(
+    writer: Writer, peer: PeerProcess, healthy: PeerProcess
+) -> None:
+    problems: list[Exception] = []
+
+    def connect() -> None:
         try:
-            start, stop = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(int(memory.bytes_B[start:stop].sum()))
+            writer.transport.connect(peer.address, ABI)
+        except SplashError as problem:
+            problems.append(problem)
+
+    peer.stop()
+    first_contact = threading.Thread(target=connect)
+    first_contact.start()
+    _still_works(writer, healthy)
+    first_contact.join(WITHIN_S)
+    assert [type(problem) for problem in problems] == [Unavailable]
+    peer.resume()
+    _still_works(writer, peer)
 
 
-@contextmanager
-def decode_rank() -> Iterator[tuple[BaseProcess, Connection]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "splash_core.dist.launch"])
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve_memory, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield process, ours
-    finally:
-        ours.close()
-        process.kill()
-        process.join()
-        process.close()
+def test_a_peer_frozen_between_handshake_and_first_write_holds_up_nobody(
+    writer: Writer, peer: PeerProcess, healthy: PeerProcess
+) -> None:
+    target = writer.transport.connect(peer.address, ABI)
+    peer.stop()
+    op = writer.write(target, *[WHOLE] * 4000, deadline_s=0.5)
+    _still_works(writer, healthy)
+    assert op.wait(WITHIN_S).state is OpState.FAILED
+    peer.resume()
+    eventually(lambda: op.quiesced, "the write is quiet once the peer runs")
+    _nothing_lands(writer, peer, healthy)
 
 
-def test_pages_cross_processes_and_a_dead_peer_fails_the_write() -> None:
-    transport = ShmTransport()
-    source = ArenaMemory(NUM_BYTES)
-    transport.register(source, ABI)
-    source.bytes_B[:] = 3
-    with decode_rank() as (process, pipe):
-        address = pipe.recv()
-        peer = transport.connect(address, ABI)
-        assert peer.num_bytes == NUM_BYTES
-        op = transport.write(
-            peer,
-            [Descriptor(0, 1000, 3_000_000), Descriptor(5, NUM_BYTES - 7, 7)],
-            traffic=TrafficClass.HANDOFF,
-            deadline_s=30,
-            attempt=1,
-        )
-        assert op.wait(30).state is OpState.DONE
-        for window, total in (((0, 1000), 0), ((1000, 3_001_000), 9_000_000), ((3_001_000, NUM_BYTES), 21)):
-            pipe.send(window)
-            assert pipe.recv() == total
-        process.kill()
-        process.join()
-        late = transport.write(
-            peer, [Descriptor(0, 0, 10)], traffic=TrafficClass.HANDOFF, deadline_s=30, attempt=2
-        )
-        status = late.wait(30)
-        assert (status.state, status.written_bytes) == (OpState.FAILED, 0)
-        assert "has ended" in status.error
-        assert late.quiesced
+def test_a_peer_frozen_in_the_middle_holds_up_nobody_and_gets_no_byte_after_quiet(
+    writer: Writer, peer: PeerProcess, healthy: PeerProcess
+) -> None:
+    op = _long_write(writer, peer)
+    watch = Watch(op)
+    peer.stop()
+    op.cancel()
+    assert op.poll().state is OpState.CANCELLED
+    _still_works(writer, healthy)
+    peer.resume()
+    eventually(lambda: op.quiesced, "the write is quiet once the peer runs")
+    _nothing_lands(writer, peer, healthy)
+    assert watch.close() in ([True], [False, True])
+    assert op.poll().state is OpState.CANCELLED
+    _still_works(writer, peer)
+
+
+def test_closing_waits_for_a_frozen_peer_and_then_nothing_lands(
+    writer: Writer, backend: str, peer: PeerProcess, healthy: PeerProcess
+) -> None:
+    with new_writer(backend, NUM_BYTES) as leaving:
+        op = _long_write(leaving, peer)
+        peer.stop()
+        closer = threading.Thread(target=lambda: leaving.transport.close(drain=False))
+        closer.start()
+        _still_works(writer, healthy)
+        peer.resume()
+        closer.join(WITHIN_S)
+        assert not closer.is_alive()
+    assert op.quiesced
+    assert op.poll().state is OpState.CANCELLED
+    _nothing_lands(writer, peer, healthy)
+
+
+def test_a_failed_write_is_not_quiet_before_the_peer_says_so() -> None:
+    with peer_process(MOONCAKE, NUM_BYTES) as peer, new_writer(MOONCAKE, NUM_BYTES) as writer:
+        op = _long_write(writer, peer)
+        peer.stop()
+        status = op.wait(WITHIN_S)
+        assert status.state is OpState.FAILED
+        # The library has said so: all pieces have their final state, and megabytes still wait in buffers.
+        assert "did not move" in status.error
+        assert not op.quiesced
+        peer.resume()
+        eventually(lambda: op.quiesced, "the peer's word")
+
+
+def test_a_peer_that_leaves_in_order_fails_the_write() -> None:
+    """Over shared memory it would go on: memory that is mapped stays writable, and nobody else's."""
+    with peer_process(MOONCAKE, NUM_BYTES) as peer, new_writer(MOONCAKE, NUM_BYTES) as writer:
+        op = _long_write(writer, peer)
+        peer.ask("close")
+        assert op.wait(WITHIN_S).state is OpState.FAILED
+        eventually(lambda: op.quiesced, "the peer has closed")
+        peer.ask("fill", CANARY)
         with pytest.raises(Unavailable):
-            transport.connect(address, ABI)
-    transport.close(drain=True)
-    source.close()
+            writer.transport.connect(peer.address, ABI)
+        assert peer.ask("all", CANARY)

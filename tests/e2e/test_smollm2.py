@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from splash_core.checkpoints.cache import ModelCache
-from splash_core.config import cache_home
+from splash_core.environment import cache_home
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]

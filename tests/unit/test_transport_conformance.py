@@ -1,8 +1,11 @@
-"""What every transport backend must do: a new backend joins by adding itself to `BACKENDS`."""
+"""What every transport backend must do: a new backend joins by adding itself to `BACKENDS`.
+
+What peers in processes of their own can do to a writer is in tests/distributed/test_transport_processes.py.
+"""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,25 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splash_core.errors import Conflict, InvariantBroken, Unavailable
-from splash_core.transport.abi import KvAbi
 from splash_core.transport.arbiter import LinkLimits
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, Op, OpState, Peer, Transport
-from splash_core.transport.shm import ShmTransport
-from splash_core.transport.traffic import TrafficClass
+from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass, Transport
+from splash_core.transport.options import MOONCAKE, SHM
+from tests.support.transports import ABI, new_transport
 
-ABI = KvAbi(
-    version="1",
-    dtype="fp32",
-    page_size=4,
-    layers=2,
-    latent_dim=32,
-    rope_dim=8,
-    rope="default theta=10000",
-    scale="",
-    model="tiny",
-)
-BACKENDS: dict[str, Callable[[], Transport]] = {"shm": ShmTransport}
+BACKENDS = (SHM, MOONCAKE)
 SMALL = 4096
 PIECE_BYTES = LinkLimits().chunk_bytes
 BIG = 48 * PIECE_BYTES
@@ -58,7 +49,7 @@ class Pair:
 
 
 def _pair(backend: str, num_bytes: int) -> Pair:
-    writer, reader = BACKENDS[backend](), BACKENDS[backend]()
+    writer, reader = new_transport(backend), new_transport(backend)
     source, target = ArenaMemory(num_bytes), ArenaMemory(num_bytes)
     writer.register(source, ABI)
     handle = reader.register(target, ABI)
@@ -138,7 +129,7 @@ def test_a_descriptor_that_leaves_a_memory_moves_nothing(small: Pair, bad: Descr
 def test_another_abi_is_refused_with_a_readable_diff(backend: str) -> None:
     pair = _pair(backend, SMALL)
     address = pair.peer.address
-    other = BACKENDS[backend]()
+    other = new_transport(backend)
     with pytest.raises(Conflict, match="dtype: ours 'bf16', theirs 'fp32'; page_size: ours 16, theirs 4"):
         other.connect(address, replace(ABI, page_size=16, dtype="bf16"))
     assert other.connect(address, ABI) == other.connect(address, ABI)
@@ -215,16 +206,27 @@ def test_closing_without_draining_cancels(big: Pair) -> None:
 def test_a_peer_that_is_gone_is_unavailable(backend: str) -> None:
     pair = _pair(backend, SMALL)
     pair.reader.close(drain=False)
-    late = BACKENDS[backend]()
+    late = new_transport(backend)
     with pytest.raises(Unavailable, match="has its process ended"):
         late.connect(pair.peer.address, ABI)
     late.close(drain=False)
     _close(pair)
 
 
+def test_bytes_land_as_if_written_in_order(big: Pair) -> None:
+    """Later descriptors win where they overlap, also when many are under way at once."""
+    half = BIG // 2
+    big.source.bytes_B[half:].fill_(9)
+    op = big.write(*[Descriptor(0, 0, half), Descriptor(half, 0, half)] * 8, Descriptor(0, 100, 1000))
+    assert op.wait(30).state is OpState.DONE
+    assert set(big.target.bytes_B[100:1100].tolist()) == {5}
+    assert set(big.target.bytes_B[:100].tolist()) == {9}
+    assert (big.target.bytes_B[1100:half] == 9).all()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_writing_needs_registered_memory(backend: str) -> None:
-    reader, writer = BACKENDS[backend](), BACKENDS[backend]()
+    reader, writer = new_transport(backend), new_transport(backend)
     target = ArenaMemory(SMALL)
     peer = writer.connect(reader.register(target, ABI).address, ABI)
     with pytest.raises(InvariantBroken, match="register"):

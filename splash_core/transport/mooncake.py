@@ -1,0 +1,126 @@
+"""Writes into other groups' memory over Mooncake's Transfer Engine, on one host or between hosts.
+
+Mooncake is a one-sided pipe; what a handoff needs beside it is ours: bounds, chunks, deadlines, a handshake
+of what the memory means, liveness, and above all to know when a failed write has become quiet. Invariant:
+every pair of ranks has engines of its own on both sides, so a peer that hangs is trouble of one pair.
+"""
+
+import threading
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from splash_core.errors import InvariantBroken, Unavailable
+from splash_core.transport.abi import KvAbi
+from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.base import Descriptor, MemoryHandle, Op, Peer, TrafficClass, Transport
+from splash_core.transport.bounds import check_bounds
+from splash_core.transport.link import BandwidthArbiter
+from splash_core.transport.mooncake_library import new_engine
+from splash_core.transport.mooncake_link import PeerLink
+from splash_core.transport.mooncake_probe import Prober
+from splash_core.transport.mooncake_server import MooncakeServer
+from splash_core.transport.mooncake_session import Session
+from splash_core.transport.mooncake_wire import Route, Wire
+from splash_core.transport.mooncake_words import Address
+from splash_core.transport.options import TransportOptions
+
+_PATIENCE = 5
+"""Stall timeouts that a piece may take: the library needs up to three."""
+
+
+class MooncakeTransport(Transport):
+    """The `Transport` of ranks that share no memory."""
+
+    def __init__(self, options: TransportOptions, link: BandwidthArbiter | None = None) -> None:
+        """Writes ask `link` for their turn; None: one of its own, without a limit."""
+        self._options = options
+        self._link = link or BandwidthArbiter()
+        self._memory: ArenaMemory | None = None
+        self._server: MooncakeServer | None = None
+        self._prober = Prober(options)
+        self._sessions: dict[str, Session] = {}
+        self._broken: list[Session] = []
+        self._lock = threading.Lock()
+        self._closing = False
+
+    @override
+    def register(self, memory: ArenaMemory, abi: KvAbi) -> MemoryHandle:
+        if self._server is not None:
+            raise InvariantBroken(f"this transport serves {self._server.address} already")
+        # Writes into pages that the kernel has yet to find run at a tenth of the rate.
+        memory.touch()
+        self._memory = memory
+        self._server = MooncakeServer(memory, abi, self._options)
+        return MemoryHandle(address=str(self._server.address), num_bytes=memory.num_bytes)
+
+    @override
+    def connect(self, address: str, abi: KvAbi) -> Peer:
+        with self._lock:
+            known = self._sessions.get(address)
+        if known is not None and known.usable:
+            return known.peer
+        # Without the lock: a peer that does not answer must not delay writes to the others.
+        link = PeerLink.open(Address.parse(address), abi, self._options)
+        try:
+            self._prober.check(link.welcome.segment)
+        except Unavailable:
+            link.close()
+            raise
+        session = Session(
+            link,
+            start_wire=self._start_wire,
+            patience_s=_PATIENCE * self._options.stall_timeout_s,
+            arbiter=self._link,
+        )
+        self._keep(address, session)
+        return session.peer
+
+    @override
+    def write(
+        self,
+        peer: Peer,
+        descriptors: Sequence[Descriptor],
+        *,
+        traffic: TrafficClass,
+        deadline_s: float,
+        attempt: int,
+    ) -> Op:
+        if self._memory is None:
+            raise InvariantBroken("register the local memory before the first write")
+        check_bounds(descriptors, self._memory.num_bytes, peer)
+        with self._lock:
+            if self._closing:
+                raise InvariantBroken(f"write to {peer.address} after the transport was closed")
+            session = self._sessions.get(peer.address)
+            if session is None:
+                raise Unavailable(f"{peer.address} is not connected: its process has ended, or it never was")
+            return session.write(descriptors, traffic=traffic, deadline_s=deadline_s, attempt=attempt)
+
+    @override
+    def close(self, *, drain: bool) -> None:
+        with self._lock:
+            self._closing = True
+            sessions = [*self._sessions.values(), *self._broken]
+        for session in sessions:
+            session.close(drain=drain)
+        for session in sessions:
+            session.join()
+        self._prober.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _keep(self, address: str, session: Session) -> None:
+        with self._lock:
+            before = self._sessions.get(address)
+            self._broken = [old for old in self._broken if not old.ended]
+            if before is not None:
+                before.close(drain=True)
+                self._broken.append(before)
+            self._sessions[address] = session
+
+    def _start_wire(self, link: PeerLink) -> Wire:
+        assert self._memory is not None, "write checks that memory is registered"
+        memory, welcome = self._memory, link.welcome
+        engine = new_engine(self._options, memory=(memory.address, memory.num_bytes))
+        return Wire(engine, Route(welcome.segment, memory.address, welcome.base))

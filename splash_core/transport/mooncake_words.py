@@ -1,0 +1,151 @@
+"""What both ends of Mooncake's control channel say: one JSON object a line, over a TCP connection of ours.
+
+Mooncake has neither a handshake of what memory means nor a way to call a write off, so this channel carries
+both. Invariant: whatever arrives here, of whatever length or form, ends one connection at most.
+"""
+
+import json
+import socket
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from splash_core.errors import Unavailable
+from splash_core.transport.abi import KvAbi
+
+SCHEME = "mooncake:"
+_MAX_LINE = 65536
+
+Message = dict[str, Any]
+
+
+class NotUnderstood(Exception):
+    """A line that no version of the other end would send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a rank's control channel listens, and which life of the rank it is."""
+
+    host: str
+    port: int
+    incarnation: str
+    """Nobody can guess it: whoever has it was told by the rank's leader."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{SCHEME}//{host}:{self.port}/{self.incarnation}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """The address that `str` wrote.
+
+        Raises:
+            Unavailable: it is another transport's.
+        """
+        try:
+            parts = urlsplit(text)
+            host, port, incarnation = parts.hostname, parts.port, parts.path.removeprefix("/")
+        except ValueError:
+            host, port, incarnation = None, None, ""
+        if not text.startswith(f"{SCHEME}//") or not host or not port or not incarnation:
+            raise Unavailable(
+                f"{text!r} is no {SCHEME}//HOST:PORT/… address: the peer uses another transport; give both "
+                "groups the same --transport"
+            )
+        return cls(host, port, incarnation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """What a peer tells of its memory; `segment` is empty when it takes no writes from us."""
+
+    speaks: str
+    abi: KvAbi
+    num_bytes: int
+    base: int
+    """Where the memory begins in the peer's process."""
+    segment: str
+    """Name of the engine that receives this session's writes, `host:port`."""
+    session: str
+
+    def to_message(self) -> Message:
+        """For the wire."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Message) -> "Welcome":
+        """From the wire.
+
+        Raises:
+            NotUnderstood: a field is missing or unknown.
+        """
+        try:
+            fields: Message = message | {"abi": KvAbi(**message["abi"])}
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise NotUnderstood(f"a welcome of another version: {error}") from error
+
+
+class Line:
+    """A connection that carries messages in turn."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+
+    def send(self, message: Message) -> None:
+        """Send one message."""
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, timeout_s: float | None) -> Message | None:
+        """The next message; None when the other end has closed.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            OSError: the connection broke.
+            NotUnderstood: it is no message.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while b"\n" not in self._rest:
+            self._connection.settimeout(None if end is None else max(0.001, end - time.monotonic()))
+            data = self._connection.recv(_MAX_LINE)
+            if not data:
+                return None
+            self._rest += data
+            if len(self._rest) > _MAX_LINE:
+                raise NotUnderstood(f"a line of more than {_MAX_LINE} bytes")
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except ValueError as error:
+            raise NotUnderstood(f"not JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise NotUnderstood(f"not an object: {line[:40]!r}")
+        return message
+
+    def closed_by_peer(self) -> bool:
+        """True if the other end has closed, which its kernel also does for a process that ends."""
+        try:
+            self._connection.settimeout(0)
+            return self._connection.recv(1, socket.MSG_PEEK) == b""
+        except OSError:
+            # Nothing to read; or a reset, which proves nothing by itself.
+            return False
+
+    def close(self) -> None:
+        """Let go."""
+        self._connection.close()
+
+
+def dial(address: Address, timeout_s: float) -> Line:
+    """Connect to a control channel.
+
+    Raises:
+        OSError: nobody answers; ConnectionRefusedError if nobody listens there.
+    """
+    connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return Line(connection)

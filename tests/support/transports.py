@@ -1,0 +1,162 @@
+"""Both transports, and a peer in a process of its own that tests stop, kill and question."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import psutil
+
+from splash_core.transport.abi import KvAbi
+from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.base import Descriptor, Op, Peer, TrafficClass, Transport
+from splash_core.transport.factory import open_transport
+from splash_core.transport.options import MOONCAKE, SHM, TransportOptions
+
+ABI = KvAbi(
+    version="1",
+    dtype="fp32",
+    page_size=4,
+    layers=2,
+    latent_dim=32,
+    rope_dim=8,
+    rope="default theta=10000",
+    scale="",
+    model="tiny",
+)
+OPTIONS = {
+    SHM: TransportOptions(name=SHM),
+    MOONCAKE: TransportOptions(name=MOONCAKE, answer_timeout_s=2.0, stall_timeout_s=1),
+}
+WITHIN_S = 60.0
+"""Far more than anything here takes; no test waits for it to pass."""
+
+
+def new_transport(backend: str) -> Transport:
+    """A transport on loopback."""
+    return open_transport(OPTIONS[backend])
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something holds; fails with its name if it never does."""
+    end = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.002)
+
+
+def _serve(pipe: Connection, backend: str, num_bytes: int) -> None:
+    """A decode rank: offers memory and does what it is told with it."""
+    transport = new_transport(backend)
+    memory = ArenaMemory(num_bytes)
+    pipe.send(transport.register(memory, ABI).address)
+    while True:
+        try:
+            word, *arguments = pipe.recv()
+        except EOFError:
+            return
+        if word == "sum":
+            start, stop = arguments
+            pipe.send(int(memory.bytes_B[start:stop].sum()))
+        elif word == "fill":
+            memory.bytes_B.fill_(arguments[0])
+            pipe.send(None)
+        elif word == "all":
+            pipe.send(bool((memory.bytes_B == arguments[0]).all()))
+        elif word == "close":
+            transport.close(drain=False)
+            pipe.send(None)
+
+
+@dataclass(frozen=True)
+class PeerProcess:
+    """A decode rank and the pipe to it."""
+
+    process: BaseProcess
+    pipe: Connection
+    address: str
+
+    def ask(self, *words: object) -> object:
+        """Have it do something; its answer."""
+        self.pipe.send(words)
+        return self.pipe.recv()
+
+    def stop(self) -> None:
+        """Freeze all its threads; returns when they are."""
+        self._signal(signal.SIGSTOP)
+        process = psutil.Process(self._pid)
+        eventually(lambda: process.status() == psutil.STATUS_STOPPED, "the peer is frozen")
+
+    def resume(self) -> None:
+        """Let it run."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it, whatever it does; returns when it is gone."""
+        self.process.kill()
+        self.process.join()
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.kill(self._pid, number)
+
+    @property
+    def _pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+
+@contextmanager
+def peer_process(backend: str, num_bytes: int) -> Iterator[PeerProcess]:
+    """A peer in a process of its own, killed at exit."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "splash_core.dist.launch"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, backend, num_bytes), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield PeerProcess(process, ours, str(ours.recv()))
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+        process.close()
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A transport with registered memory."""
+
+    transport: Transport
+    memory: ArenaMemory
+
+    def write(
+        self,
+        peer: Peer,
+        *descriptors: Descriptor,
+        traffic: TrafficClass = TrafficClass.HANDOFF,
+        deadline_s: float = WITHIN_S,
+        attempt: int = 1,
+    ) -> Op:
+        """A write with the usual arguments."""
+        return self.transport.write(
+            peer, descriptors, traffic=traffic, deadline_s=deadline_s, attempt=attempt
+        )
+
+
+@contextmanager
+def new_writer(backend: str, num_bytes: int, *, fill: int = 5) -> Iterator[Writer]:
+    """A prefill rank in this process, with its memory filled."""
+    transport, memory = new_transport(backend), ArenaMemory(num_bytes)
+    transport.register(memory, ABI)
+    memory.bytes_B.fill_(fill)
+    try:
+        yield Writer(transport, memory)
+    finally:
+        transport.close(drain=False)
+        memory.close()
