@@ -34,6 +34,15 @@ def exit_text(code: int) -> str:
     return f"exited with code {code}"
 
 
+RankCommand = Callable[[RankId, Path], list[str]]
+
+
+def rank_command(rank: RankId, config: Path) -> list[str]:
+    """Starts a rank on this host; the parent is added."""
+    module = "splash_core.engine.rank_process"
+    return [sys.executable, "-m", module, "--config", str(config), "--rank", str(rank)]
+
+
 class RankPool:
     """Spawns the ranks, talks to them, and ends them as a unit."""
 
@@ -44,6 +53,7 @@ class RankPool:
         *,
         folder: Path,
         on_loading: Callable[[int, int], None],
+        command: RankCommand = rank_command,
     ) -> None:
         """Nothing is started yet.
 
@@ -51,12 +61,14 @@ class RankPool:
             config: of all ranks.
             link: the leader's end of the wire.
             folder: for the ranks' configuration and output.
+            command: what starts a rank, from its number and the file with its configuration.
             on_loading: told the bytes of weights that all ranks have read, and are going to read.
         """
         self._config = config
         self._link = link
         self._folder = folder
         self._on_loading = on_loading
+        self._command = command
         self._loading: dict[RankId, rank_pb2.RankLoading] = {}
         self._processes: dict[RankId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,8 +113,7 @@ class RankPool:
         return tuple(self._ready[RankId(rank)] for rank in range(self._config.num_ranks))
 
     async def _spawn(self, rank: RankId, config_path: Path, parent_pid: int) -> None:
-        command = [sys.executable, "-m", "splash_core.engine.rank_process"]
-        command += ["--config", str(config_path), "--rank", str(rank), "--parent", str(parent_pid)]
+        command = [*self._command(rank, config_path), "--parent", str(parent_pid)]
         with (self._folder / f"rank-{rank}.err").open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *command,

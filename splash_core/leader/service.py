@@ -28,7 +28,7 @@ from splash_core.leader.control import ControlServicer
 from splash_core.leader.host import reachable_host, threads_per_rank
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.pace import StepPace
-from splash_core.leader.ranks import RankPool
+from splash_core.leader.ranks import RankCommand, RankPool, rank_command
 from splash_core.leader.steering import Steering
 from splash_core.pb import control_pb2_grpc, rank_pb2
 from splash_core.rpc.channels import MAX_MESSAGE_BYTES
@@ -79,8 +79,13 @@ class GroupProcess:
     """One leader process."""
 
     def __init__(
-        self, blueprint: GroupBlueprint, make_phase: Callable[[GroupBlueprint, GroupLeader], PhaseService]
+        self,
+        blueprint: GroupBlueprint,
+        make_phase: Callable[[GroupBlueprint, GroupLeader], PhaseService],
+        command: RankCommand = rank_command,
     ) -> None:
+        """Nothing is started yet; `command` starts a rank."""
+        self._command = command
         self._blueprint = blueprint
         self._make_phase = make_phase
         settings = blueprint.settings
@@ -103,7 +108,11 @@ class GroupProcess:
             loop.add_signal_handler(name, asked.set)
         link = LeaderLink(ipc_address(self._socket_dir))
         ranks = RankPool(
-            self.rank_config(link.address), link, folder=self._folder, on_loading=self._tell_progress
+            self.rank_config(link.address),
+            link,
+            folder=self._folder,
+            on_loading=self._tell_progress,
+            command=self._command,
         )
         leader = self._leader(ranks)
         control = ControlServicer(self._blueprint, leader)

@@ -2,11 +2,13 @@
 
 The leader decides for all ranks: copies ahead are collectives, so every rank must make the same ones in the
 same step, and no rank's own arbiter may hold one of them back. Invariant: handoffs slow a switch down, and
-never for ever: at least every `PATIENCE`-th step copies something.
+never for ever: copies keep a part of the link, and at least every `PATIENCE`-th step copies something.
 """
 
 from dataclasses import dataclass, replace
 
+LEAST_SHARE = 1 / 8
+"""Of the link's rate, which copies ahead have also beside handoffs."""
 PATIENCE = 8
 """Steps in a row that copy nothing because of handoffs."""
 MOST_YIELDED = 256
@@ -32,11 +34,13 @@ class LinkView:
 def left_by_handoffs(view: LinkView, *, most: int) -> int:
     """What handoffs leave of a rank's link during the next step, at most `most`.
 
-    B = max(0, rate · step − pending): what is under way now goes before what a switch copies ahead.
+    B = max(rate · step − pending, rate · step / 8): what is under way goes before what a switch copies ahead,
+    which yet comes to an end.
     """
     if not view.rate_bps or not view.step_s or not view.pending_bytes:
         return most
-    return max(0, min(most, int(view.rate_bps * view.step_s) - view.pending_bytes))
+    fits = view.rate_bps * view.step_s
+    return min(most, int(max(fits - view.pending_bytes, fits * LEAST_SHARE)))
 
 
 class PrecopyPace:
@@ -46,6 +50,7 @@ class PrecopyPace:
         self.free_bytes = most_bytes if free_bytes is None else free_bytes
         """Of the next step."""
         self._most = most_bytes
+        self._saved = 0
         self._waited = 0
         self._yielded = 0
 
@@ -55,15 +60,19 @@ class PrecopyPace:
         return self._yielded
 
     def take(self, unit_bytes: int) -> int:
-        """Units of the next step; 0 only when handoffs need the link and may have it."""
+        """Units of the next step; what is left of a step's part is saved for the next one."""
         unit = max(unit_bytes, 1)
-        wanted, left = max(self._most // unit, 1), self.free_bytes // unit
-        if self.free_bytes >= self._most or left >= wanted or self._yielded >= MOST_YIELDED:
-            self._waited = 0
+        wanted = max(self._most // unit, 1)
+        self._saved += self.free_bytes
+        units = min(self._saved // unit, wanted)
+        if self.free_bytes >= self._most or units == wanted or self._yielded >= MOST_YIELDED:
+            self._saved = self._waited = 0
             return wanted
         self._yielded += 1
-        self._waited = self._waited + 1 if left == 0 else 0
-        if 0 < self._waited < PATIENCE:
+        if units == 0 and self._waited < PATIENCE - 1:
+            self._waited += 1
             return 0
         self._waited = 0
-        return max(left, 1)
+        units = max(units, 1)
+        self._saved = max(self._saved - units * unit, 0)
+        return units

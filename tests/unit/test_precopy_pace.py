@@ -21,7 +21,8 @@ from tests.support.toy_group import ToyGroup, arena_of
         (LinkView(), 1000),
         (LinkView(rate_bps=1e4, step_s=0.05), 1000),
         (LinkView(rate_bps=1e4, step_s=0.05, pending_bytes=200), 300),
-        (LinkView(rate_bps=1e4, step_s=0.05, pending_bytes=500), 0),
+        (LinkView(rate_bps=1e4, step_s=0.05, pending_bytes=500), 62),
+        (LinkView(rate_bps=1e6, step_s=0.05, pending_bytes=10**9), 1000),
         (LinkView(rate_bps=1e6, step_s=0.05, pending_bytes=500), 1000),
         (LinkView(rate_bps=0.0, step_s=0.05, pending_bytes=500), 1000),
         (LinkView(rate_bps=1e4, step_s=0.0, pending_bytes=500), 1000),
@@ -40,15 +41,17 @@ def test_a_step_copies_what_is_left_and_every_eighth_one_something() -> None:
     pace = PrecopyPace(1000)
     assert pace.take(100) == 10
     pace.free_bytes = 250
-    assert pace.take(100) == 2
-    pace.free_bytes = 99
+    assert [pace.take(100) for _ in range(4)] == [2, 3, 2, 3]
+    pace.free_bytes = 40
+    assert [pace.take(100) for _ in range(5)] == [0, 0, 1, 0, 1]
+    pace.free_bytes = 1
     assert [pace.take(100) for _ in range(2 * PATIENCE)] == [*[0] * (PATIENCE - 1), 1] * 2
-    assert pace.yielded == 2 * PATIENCE + 1
+    assert pace.yielded == 4 + 5 + 2 * PATIENCE
 
 
 def test_in_the_end_a_switch_gives_way_no_more() -> None:
     pace = PrecopyPace(1000)
-    pace.free_bytes = 0
+    pace.free_bytes = 1
     for _ in range(MOST_YIELDED):
         assert pace.take(100) <= 1
     assert pace.take(100) == 10
@@ -70,7 +73,7 @@ def test_a_switch_beside_handoffs_takes_more_steps_and_leaves_no_more(before: La
         group.step()
         group.scheduler.request_switch(after, SwitchMode.PRECOPIED)
         while not group.switched:
-            view = LinkView(rate_bps=1e6, step_s=1e-3)
+            view = LinkView(rate_bps=1e3 * arena.slot_bytes, step_s=1e-3)
             group.scheduler.leave_room(view, pushing_bytes=pushing_bytes)
             group.step()
             assert len(group.plans) < 200
