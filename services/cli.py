@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "plan": "What a model needs and which layouts fit, without weights or GPU.",
     "bench": "Measure, and write tables with machine, commit and settings.",
     "audit": "Every page: owner, lease, writer.",
+    "doctor": "Check versions, libraries, ports, rails, the transport, and a running cluster.",
 }
 
 

@@ -28,6 +28,7 @@ from splash_core.config import (
 )
 from splash_core.errors import ConfigError, GroupFailed, Infeasible, SplashError, Unavailable
 from splash_core.leader.build import draw_blueprint, resolve_model
+from splash_core.leader.reaching import transport_options
 from splash_core.policy.snapshot import Phase
 from splash_core.settings_base import as_flags, shared_fields
 from splash_core.transport.reach import check_reach
@@ -139,12 +140,12 @@ class Stack:
         Sizes taken from free memory are fixed here too: a group that starts later would find less.
         """
         settings = self.settings
-        check_reach(settings.device, settings.transport)
         tokenizer_file(resolve_model(settings.model))
         groups = {
             PREFILL: self._group(PREFILL, settings.prefill_ranks, settings.prefill_layout),
             DECODE: self._group(DECODE, settings.decode_ranks, settings.decode_layout),
         }
+        check_reach(settings.device, transport_options(groups[PREFILL]))
         for name, phase in ((PREFILL, Phase.PREFILL), (DECODE, Phase.DECODE)):
             try:
                 arena = draw_blueprint(groups[name], phase).arena

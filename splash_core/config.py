@@ -18,6 +18,7 @@ from splash_core.settings_base import (
     PORT,
     POSITIVE,
     Range,
+    a_port_range,
     a_url,
     addresses,
     an_address,
@@ -34,7 +35,6 @@ LAYOUTS = ("TP", "CP", "DP", "DOP", "DOP-P")
 STANDARD_LAYOUTS = ("TP", "CP", "DP", "DOP")
 """Names of `layout.layout.Layout`, which stands above settings, and of those that are offered by default."""
 _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
-_TRANSPORTS = {"mooncake": "only shm is served so far; leave --transport out"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,23 @@ class WorkerSettings(ModelSettings):
     """What prefill and decode groups have in common."""
 
     transport: str = setting(
-        "shm", "How KV pages cross between groups.", choices=("shm",), planned=_TRANSPORTS
+        "shm",
+        "How KV pages cross between groups: shm on one host, mooncake also between hosts. What follows with "
+        "this prefix is mooncake's.",
+        choices=("shm", "mooncake"),
+    )
+    transport_protocol: str = setting("tcp", "What carries pages.", choices=("tcp", "rdma"))
+    transport_devices: str = setting(
+        "", "RDMA devices (rails) to use, separated by commas; default: those that are found."
+    )
+    transport_ports: str = setting(
+        "", "Ports that ranks listen on, as LOW-HIGH; default: free ones.", form=a_port_range
+    )
+    transport_timeout_s: float = setting(
+        5.0, "A rank that does not answer within this time is not written to.", unit="s", within=POSITIVE
+    )
+    transport_stall_s: int = setting(
+        3, "A write whose bytes do not move for so long fails.", unit="s", within=COUNT
     )
     policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
     device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
@@ -155,6 +171,9 @@ class GroupSettings(WorkerSettings):
         "",
         "HOST:PORT at which other groups reach this one; default: host (its name if any) and port.",
         form=an_address,
+    )
+    transport_host: str = setting(
+        "", "Address at which other groups' ranks reach this host's; default: host, or its name."
     )
     nnodes: int = setting(
         1, "Hosts that the group's ranks are spread over; only 1 is served so far.", within=COUNT

@@ -10,9 +10,10 @@ from pathlib import Path
 _NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """NVLink multicast stays off unless the operator says otherwise: a fault there may take a host's GPUs."""
 _MOONCAKE = {
-    # Bytes that its threads move at once; the library's own 64 KiB costs a third of the rate.
+    # Bytes that its threads move at once; the library's own is 64 KiB.
     "MC_TCP_SLICE_SIZE": str(1 << 20),
-    "MC_LOG_LEVEL": "WARNING",
+    # It says on stderr what it does, at length; what goes wrong comes back as codes.
+    "MC_LOG_LEVEL": "ERROR",
 }
 
 
@@ -45,23 +46,31 @@ def child_environment(*, num_threads: int | None = None) -> dict[str, str]:
 
 def keep_multicast_off() -> None:
     """The same for this process, and for children that `child_environment` is not made for."""
-    for name, value in _NO_MULTICAST.items():
-        os.environ.setdefault(name, value)
+    _set_defaults(_NO_MULTICAST)
 
 
-def set_mooncake_variables(*, stall_timeout_s: int, ports: tuple[int, int] | None) -> None:
+def prepare_mooncake() -> None:
+    """What Mooncake reads when it is loaded, unless the operator has set it already."""
+    _set_defaults(_MOONCAKE)
+
+
+def limit_mooncake(*, stall_timeout_s: int, ports: tuple[int, int] | None) -> None:
     """What Mooncake reads when an engine starts, unless the operator has set it already.
 
     Args:
         stall_timeout_s: a write whose bytes do not move for so long fails; whole seconds.
         ports: the first and last that it may listen on; None: its own range, 15000 to 17000.
     """
-    variables = _MOONCAKE | {
+    variables = {
         "MC_TCP_PROGRESS_TIMEOUT_SEC": str(stall_timeout_s),
         "MC_TCP_STATUS_TIMEOUT_SEC": str(stall_timeout_s),
     }
     if ports is not None:
         for kind in ("RPC", "PRC"):
             variables |= {f"MC_MIN_{kind}_PORT": str(ports[0]), f"MC_MAX_{kind}_PORT": str(ports[1])}
+    _set_defaults(variables)
+
+
+def _set_defaults(variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
         os.environ.setdefault(name, value)

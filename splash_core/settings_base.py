@@ -57,6 +57,14 @@ def addresses(text: str) -> bool:
     return all(an_address(part.strip()) for part in text.split(","))
 
 
+def a_port_range(text: str) -> bool:
+    """a range of ports such as 20000-20100"""
+    low, _, high = text.partition("-")
+    if not all(part.isascii() and part.isdecimal() for part in (low, high)):
+        return False
+    return 1 <= int(low) <= int(high) <= 65535
+
+
 def a_url(text: str) -> bool:
     """a URL such as http://127.0.0.1:8001"""
     try:

@@ -59,7 +59,9 @@ class Load:
             yield
             ended = [task for task in tasks if task.done()]
             if ended:
-                raise RuntimeError(f"{len(ended)} background streams have ended early: {ended[0].exception()}")
+                raise RuntimeError(
+                    f"{len(ended)} background streams have ended early: {ended[0].exception()}"
+                )
         finally:
             for task in tasks:
                 task.cancel()

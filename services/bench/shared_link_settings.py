@@ -13,7 +13,9 @@ class SharedLinkSettings:
     link_bps: float = setting(
         20e6, "Rate of the link between the hosts, each way.", unit="bytes/s", within=POSITIVE
     )
-    layers: int = setting(16, "Layers of the model, whose KV rows are as wide as DeepSeek-V3's.", within=COUNT)
+    layers: int = setting(
+        16, "Layers of the model, whose KV rows are as wide as DeepSeek-V3's.", within=COUNT
+    )
     page_size: int = setting(16, "Size of a KV page.", unit="tokens", within=COUNT)
     prompt: int = setting(256, "Length of all prompts.", unit="tokens", within=COUNT)
     background: int = setting(6, "Streams that decode all the time.", within=COUNT)
@@ -23,7 +25,9 @@ class SharedLinkSettings:
     modes: str = setting("precopied,overlapped", "Modes of the switches.")
     arbiter: str = setting("on,off", "Whether the arbiter works, a list.")
     pause_s: float = setting(2.0, "Longest time that a switch holds handoffs back.", unit="s")
-    precopy_bytes_per_step: int = setting(1 * MIB, "Most that a step copies ahead.", unit="bytes", within=COUNT)
+    precopy_bytes_per_step: int = setting(
+        1 * MIB, "Most that a step copies ahead.", unit="bytes", within=COUNT
+    )
     seed: int = setting(0, "Of weights, prompts and arrivals.")
     run_dir: str = setting("", "Folder for logs; default: a temporary one.")
     out: str = setting("", "Folder for the JSON document, for example docs/results.")

@@ -6,7 +6,7 @@ Invariant: an answer is what the leaders said, never a guess; a group that canno
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from services.router.registry import Registry
 from services.router.schemas import DrainBody, LayoutBody, PinBody, read
 from splash_core.errors import InvalidRequest, NotFound, SplashError
 from splash_core.pb import control_pb2
+from splash_core.rpc.abi import abi_from_pb
 
 _CONSOLE = Path(__file__).with_name("console.html")
 
@@ -202,6 +203,11 @@ def layouts_entry(record: GroupRecord) -> dict[str, Any]:
         "group": record.label,
         "phase": record.phase,
         "layout": record.state.layout if record.state is not None else None,
+        "abi": _abi_entry(record),
+        "ranks": [
+            {"rank": rank.rank, "transport": rank.transport}
+            for rank in (record.description.ranks if record.description is not None else ())
+        ],
         "layouts": [
             {
                 "layout": entry.layout,
@@ -252,3 +258,8 @@ def _audit_entry(audit: control_pb2.GroupAudit) -> dict[str, Any]:
             for lease in audit.leases
         ],
     }
+
+
+def _abi_entry(record: GroupRecord) -> dict[str, Any] | None:
+    """The group's KV ABI and transport, which its partners must share; None before it was described."""
+    return None if record.description is None else asdict(abi_from_pb(record.description.abi))

@@ -15,8 +15,9 @@ from splash_core.pb import rank_pb2
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Transport
+from splash_core.transport.factory import open_transport
 from splash_core.transport.link import BandwidthArbiter
-from splash_core.transport.shm import ShmTransport
+from splash_core.transport.options import TransportOptions
 from splash_core.transport.traffic import TrafficClass
 
 
@@ -43,16 +44,19 @@ class Pusher:
 
     @classmethod
     @contextmanager
-    def open(cls, arena: ArenaMap, abi: KvAbi, link: BandwidthArbiter | None = None) -> Iterator["Pusher"]:
+    def open(
+        cls, arena: ArenaMap, abi: KvAbi, options: TransportOptions, link: BandwidthArbiter | None = None
+    ) -> Iterator["Pusher"]:
         """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more.
 
         Args:
             arena: the slot map.
             abi: what peers must agree on.
+            options: of the transport.
             link: whom writes ask for their turn; None: one without a limit.
         """
         memory = ArenaMemory(arena.arena_bytes)
-        transport = ShmTransport(link)
+        transport = open_transport(options, link)
         try:
             handle = transport.register(memory, abi)
             yield cls(transport, memory, handle, arena=arena, abi=abi)

@@ -66,7 +66,7 @@ def _engine(
 
 def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
     began = time.perf_counter()
-    check_reach(config.device, "shm")
+    check_reach(config.device, config.transport)
     spec = ModelSpec.from_checkpoint(Path(config.checkpoint), name=config.model_name)
     arena = ArenaMap.build(
         spec,
@@ -75,10 +75,16 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         elem_bytes=ELEM_BYTES[config.dtype],
         arena_bytes=config.arena_bytes,
     )
-    abi = kv_abi(spec, dtype=config.dtype, page_size=config.page_size, fingerprint=config.fingerprint)
+    abi = kv_abi(
+        spec,
+        dtype=config.dtype,
+        page_size=config.page_size,
+        fingerprint=config.fingerprint,
+        transport=config.transport.speaks,
+    )
     links = RankLinks.of(config.device, config.link_limits)
     with (
-        Pusher.open(arena, abi, links.phase) as pusher,
+        Pusher.open(arena, abi, config.transport, links.phase) as pusher,
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,

@@ -19,6 +19,7 @@ from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named
 from splash_core.layout.layout import Layout, shown_layouts
 from splash_core.layout.slots import ArenaMap
 from splash_core.leader.fingerprint import checkpoint_fingerprint
+from splash_core.leader.reaching import transport_options
 from splash_core.leader.room import computes_on, draw_arena
 from splash_core.policy.config import PolicyConfig, load_policy
 from splash_core.policy.snapshot import Phase
@@ -31,6 +32,7 @@ from splash_core.settings_base import check_settings
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.chunks import chunk_bytes
 from splash_core.transport.abi import KvAbi
+from splash_core.transport.options import TransportOptions
 
 DEFAULT_LAYOUT = {Phase.PREFILL: Layout.TP, Phase.DECODE: Layout.DP}
 _AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
@@ -79,7 +81,13 @@ class GroupBlueprint:
             dtype=self.dtype,
             page_size=self.settings.page_size,
             fingerprint=self.fingerprint,
+            transport=self.transport.speaks,
         )
+
+    @property
+    def transport(self) -> TransportOptions:
+        """How its ranks reach other groups."""
+        return transport_options(self.settings)
 
     @property
     def shown_layouts(self) -> tuple[Layout, ...]:
@@ -210,8 +218,8 @@ def _check_settings(settings: GroupSettings, checkpoint: Path) -> None:
         raise ConfigError(f"{checkpoint} has no weights; fetch them, or convert them to *.safetensors")
     if settings.nnodes != 1 or settings.node_rank != 0:
         raise ConfigError(
-            f"--nnodes {settings.nnodes}: groups over several hosts need a network transport, only shm is "
-            "served so far; leave --nnodes and --node-rank out"
+            f"--nnodes {settings.nnodes}: the ranks of one group must be on one host so far (different "
+            "groups need not, over --transport mooncake); leave --nnodes and --node-rank out"
         )
 
 

@@ -257,4 +257,5 @@ class GroupProcess:
             link_in_flight=settings.link_in_flight,
             link_pause_s=settings.link_pause_s,
             fake_step_s=settings.fake_step_s,
+            transport=blueprint.transport,
         )

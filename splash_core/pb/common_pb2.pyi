@@ -64,7 +64,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
 
 class KvAbi(_message.Message):
-    __slots__ = ("version", "dtype", "page_size", "layers", "latent_dim", "rope_dim", "rope", "scale", "model", "model_name")
+    __slots__ = ("version", "dtype", "page_size", "layers", "latent_dim", "rope_dim", "rope", "scale", "model", "model_name", "transport")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class KvAbi(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     version: str
     dtype: str
     page_size: int
@@ -85,7 +86,8 @@ class KvAbi(_message.Message):
     scale: str
     model: str
     model_name: str
-    def __init__(self, version: _Optional[str] = ..., dtype: _Optional[str] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., latent_dim: _Optional[int] = ..., rope_dim: _Optional[int] = ..., rope: _Optional[str] = ..., scale: _Optional[str] = ..., model: _Optional[str] = ..., model_name: _Optional[str] = ...) -> None: ...
+    transport: str
+    def __init__(self, version: _Optional[str] = ..., dtype: _Optional[str] = ..., page_size: _Optional[int] = ..., layers: _Optional[int] = ..., latent_dim: _Optional[int] = ..., rope_dim: _Optional[int] = ..., rope: _Optional[str] = ..., scale: _Optional[str] = ..., model: _Optional[str] = ..., model_name: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class RankAddress(_message.Message):
     __slots__ = ("rank", "transport", "arena_bytes")

@@ -10,7 +10,7 @@ VERSION = "1"
 """Of the row layout `[c_kv | k_rope]`, page-major, all layers of a page together."""
 
 
-def kv_abi(spec: ModelSpec, *, dtype: str, page_size: int, fingerprint: str) -> KvAbi:
+def kv_abi(spec: ModelSpec, *, dtype: str, page_size: int, fingerprint: str, transport: str) -> KvAbi:
     """The ABI of a group that serves `spec`.
 
     Args:
@@ -18,6 +18,7 @@ def kv_abi(spec: ModelSpec, *, dtype: str, page_size: int, fingerprint: str) -> 
         dtype: of KV rows: fp32, fp64 or bf16.
         page_size: tokens a page.
         fingerprint: of the checkpoint.
+        transport: what its ranks speak.
     """
     return KvAbi(
         version=VERSION,
@@ -29,6 +30,7 @@ def kv_abi(spec: ModelSpec, *, dtype: str, page_size: int, fingerprint: str) -> 
         rope=repr(spec.rope),
         scale="",
         model=fingerprint,
+        transport=transport,
         model_name=spec.name,
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from splash_core.layout.layout import Layout
 from splash_core.transport.arbiter import LinkLimits
+from splash_core.transport.options import TransportOptions
 
 ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
 """Bytes per number of weights and KV, by the name of the type."""
@@ -58,6 +59,8 @@ class RankConfig:
     link_pause_s: float = LinkLimits.pause_s
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
+    transport: TransportOptions = TransportOptions()
+    """How they reach other groups' memory."""
 
     @property
     def link_limits(self) -> LinkLimits:
@@ -77,4 +80,5 @@ class RankConfig:
     def read(cls, path: Path) -> "RankConfig":
         """Load what `write` stored."""
         raw = json.loads(path.read_text())
-        return cls(**raw | {"layout": Layout(raw["layout"])})
+        transport = TransportOptions(**raw["transport"])
+        return cls(**raw | {"layout": Layout(raw["layout"]), "transport": transport})

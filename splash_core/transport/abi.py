@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvAbi:
-    """Everything that gives a page's bytes their meaning; the fields of `common.proto`'s KvAbi."""
+    """What gives a page's bytes their meaning, and what carries them: `common.proto`'s KvAbi."""
 
     version: str
     dtype: str
@@ -23,6 +23,8 @@ class KvAbi:
     """Scales stored beside quantised rows; empty if none."""
     model: str
     """Fingerprint of the checkpoint: KV of other weights means something else, however alike the shapes."""
+    transport: str = ""
+    """Transport, protocol and version that its ranks speak, such as `mooncake tcp 1`."""
     model_name: str = ""
     """What people call it: for messages, not compared, as copies may lie in folders of other names."""
 

@@ -60,6 +60,14 @@ class ArenaMemory:
             self._bytes_B = torch.frombuffer(self._mapping, dtype=torch.uint8)
         return self._bytes_B
 
+    def write(self, offset: int, data: bytes) -> None:
+        """Store bytes; needs no torch."""
+        self._mapping[offset : offset + len(data)] = data
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """A copy of some bytes; needs no torch."""
+        return self._mapping[offset : offset + num_bytes]
+
     def touch(self) -> None:
         """Take all pages from the kernel now, so that no writer waits for them later. Changes no byte.
 

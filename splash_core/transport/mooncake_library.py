@@ -9,7 +9,7 @@ import importlib
 import importlib.metadata
 from typing import Any
 
-from splash_core.environment import set_mooncake_variables
+from splash_core.environment import limit_mooncake, prepare_mooncake
 from splash_core.errors import ConfigError, Unavailable
 from splash_core.transport.mooncake_engine import Engine
 from splash_core.transport.options import TransportOptions
@@ -56,6 +56,7 @@ def load_library() -> Any:
     name, version = next(iter(flavours.items()))
     if version != VERSION:
         raise ConfigError(f"{name} {version} is installed, not {VERSION}; pip install {name}=={VERSION}")
+    prepare_mooncake()
     try:
         return importlib.import_module("mooncake.engine")
     except ImportError as error:
@@ -76,10 +77,9 @@ def new_engine(options: TransportOptions, *, memory: tuple[int, int] | None = No
     if options.protocol not in PROTOCOLS:
         raise ConfigError(f"mooncake protocol {options.protocol!r} is not one of {', '.join(PROTOCOLS)}")
     ports = options.port_range
-    set_mooncake_variables(
-        stall_timeout_s=options.stall_timeout_s, ports=(ports[0], ports[-1]) if ports else None
-    )
-    engine = load_library().TransferEngine()
+    library = load_library()
+    limit_mooncake(stall_timeout_s=options.stall_timeout_s, ports=(ports[0], ports[-1]) if ports else None)
+    engine = library.TransferEngine()
     try:
         code = engine.initialize(options.host, METADATA, options.protocol, options.devices)
     except RuntimeError as error:

@@ -22,12 +22,15 @@ REQUESTS = 8
 TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture(scope="module", params=("shm", "mooncake"))
+def groups(
+    request: pytest.FixtureRequest, tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """Prefill with 2 ranks in TP, decode with 4 in DP; fp64, so that no tie decides a token."""
     run_dir = tmp_path_factory.mktemp("t")
     flags = {
         "engine": "torch",
+        "transport": request.param,
         "dtype": "fp64",
         "page-size": 4,
         "kv-bytes": 600_000,

@@ -89,7 +89,7 @@ def test_environment_is_read_in_one_file() -> None:
     found = [
         relative(path)
         for path in source_files()
-        if relative(path) != "splash_core/config.py" and ENVIRONMENT.search(path.read_text())
+        if relative(path) != "splash_core/environment.py" and ENVIRONMENT.search(path.read_text())
     ]
     assert found == []
 

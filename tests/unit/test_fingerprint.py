@@ -17,7 +17,9 @@ from tests.conftest import TinyFactory
 
 def _abi(folder: Path) -> KvAbi:
     spec = ModelSpec.from_checkpoint(folder)
-    return kv_abi(spec, dtype="fp32", page_size=8, fingerprint=checkpoint_fingerprint(folder))
+    return kv_abi(
+        spec, dtype="fp32", page_size=8, fingerprint=checkpoint_fingerprint(folder), transport="shm 1"
+    )
 
 
 def test_a_copy_in_another_folder_may_exchange_kv(tiny_v3: Path, tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from splash_core.rpc.codec import plan_to_pb
 from splash_core.rpc.link import LeaderLink, RankLink
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.transport.abi import KvAbi
+from splash_core.transport.options import TransportOptions
 from tests.support.manifest_simulator import toy_arena
 
 RANK = RankId(0)
 WITHIN_S = 60
+SHM = TransportOptions()
 ARENA = toy_arena(num_ranks=2, num_layers=2, ordinary=4, borrowed=0)
 ABI = KvAbi(
     version="1", dtype="fp32", page_size=4, layers=2, latent_dim=16, rope_dim=4, rope="", scale="", model="m"
@@ -83,7 +85,7 @@ def _play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> BaseExcepti
     """Run a rank beside the scenario; returns what the rank ended with."""
 
     async def main() -> BaseException | None:
-        with Pusher.open(ARENA, ABI) as pusher, Pusher.open(ARENA, ABI) as peer:
+        with Pusher.open(ARENA, ABI, SHM) as pusher, Pusher.open(ARENA, ABI, SHM) as peer:
             scene = Scene(LeaderLink("tcp://127.0.0.1:*"), SlowEngine(), pusher, peer, [])
             thread = threading.Thread(target=_rank, args=(scene,))
             thread.start()

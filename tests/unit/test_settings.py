@@ -16,11 +16,9 @@ from splash_core.config import (
     RouterSettings,
     UpSettings,
     admin_key,
-    cache_home,
-    child_environment,
     resolve,
-    state_home,
 )
+from splash_core.environment import cache_home, child_environment, state_home
 from splash_core.errors import ConfigError
 from splash_core.layout import layout
 from splash_core.layout.layout import Layout
@@ -52,7 +50,8 @@ def test_settings_for_child_processes_do_not_come_from_the_environment() -> None
         ({"ranks": "two"}, {}, ("--ranks", "'two'", "not a number")),
         ({}, {"SPLASH_STEP_TIMEOUT_S": "soon"}, ("SPLASH_STEP_TIMEOUT_S", "'soon'")),
         ({"layout": "XP"}, {}, ("--layout", "TP, CP, DP, DOP")),
-        ({"transport": "mooncake"}, {}, ("mooncake", "only shm")),
+        ({"transport": "nixl"}, {}, ("nixl", "shm, mooncake")),
+        ({"transport_ports": "200-100"}, {}, ("200-100", "range of ports")),
         ({"device": "tpu"}, {}, ("tpu", "cpu")),
     ],
 )

@@ -1,0 +1,59 @@
+"""`splash doctor`: will it start and reach its peers; each check passes, warns or fails, with a remedy."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from services.doctor.cluster import cluster
+from services.doctor.host import mooncake, ports, rails, versions
+from services.doctor.settings import DoctorSettings
+from services.doctor.verdicts import Finding, Verdict
+from services.doctor.wires import self_tests
+from services.options import settings_command
+
+app = typer.Typer()
+_COLOURS = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+
+
+@settings_command(app, "doctor", DoctorSettings)
+def doctor(settings: DoctorSettings, as_json: bool) -> int:
+    """Check versions, libraries, ports, rails and the transport, and a running cluster with --admin.
+
+    Takes the settings of `splash up`. Exit code 1 if a check fails.
+
+    Example: `splash doctor --transport mooncake --admin http://127.0.0.1:8001`
+    """
+    findings = list(_all(settings))
+    ok = all(finding.verdict is not Verdict.FAIL for finding in findings)
+    if as_json:
+        report = {"ok": ok, "checks": [finding.to_json() for finding in findings]}
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        Console().print(_table(findings))
+    return 0 if ok else 1
+
+
+def _all(settings: DoctorSettings) -> Iterator[Finding]:
+    yield from versions()
+    yield from mooncake(settings)
+    yield from rails(settings)
+    if not settings.admin:
+        # Of a cluster that runs, the ports are taken: by itself.
+        yield from ports(settings)
+    yield from self_tests(settings)
+    yield from cluster(settings)
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for finding in findings:
+        text = Text(finding.detail)
+        if finding.remedy:
+            text.append(f"\n{finding.remedy}", style="italic")
+        table.add_row(Text(finding.verdict.value, _COLOURS[finding.verdict]), Text(finding.check), text)
+    return table

@@ -1,0 +1,1 @@
+"""Checks of a host and of a running cluster, each with its remedy."""
