@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from splash_core.errors import Unavailable
+
 _LETTER = ord("a")
 _TIMEOUT_S = 120.0
 
@@ -57,11 +59,8 @@ class Load:
         try:
             await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), _TIMEOUT_S)
             yield
-            ended = [task for task in tasks if task.done()]
-            if ended:
-                raise RuntimeError(
-                    f"{len(ended)} background streams have ended early: {ended[0].exception()}"
-                )
+            for task in (task for task in tasks if task.done()):
+                raise Unavailable(f"a background stream has ended early: {task.exception()}")
         finally:
             for task in tasks:
                 task.cancel()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from splash_core.settings_base import COUNT, POSITIVE, setting
-from splash_core.units import MIB
+from splash_core.units import KIB, MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,22 +13,23 @@ class SharedLinkSettings:
     link_bps: float = setting(
         20e6, "Rate of the link between the hosts, each way.", unit="bytes/s", within=POSITIVE
     )
-    layers: int = setting(
-        16, "Layers of the model, whose KV rows are as wide as DeepSeek-V3's.", within=COUNT
-    )
+    layers: int = setting(16, "Layers of the model; a KV row is as wide as DeepSeek-V3's.", within=COUNT)
     page_size: int = setting(16, "Size of a KV page.", unit="tokens", within=COUNT)
     prompt: int = setting(256, "Length of all prompts.", unit="tokens", within=COUNT)
     background: int = setting(6, "Streams that decode all the time.", within=COUNT)
     rate: float = setting(1.2, "Further requests, each handed over.", unit="1/s", within=POSITIVE)
-    window_s: float = setting(40.0, "Length of each measurement.", unit="s", within=POSITIVE)
-    switch_every_s: float = setting(8.0, "Between two switches of a measurement.", unit="s", within=POSITIVE)
+    window_s: float = setting(32.0, "Length of each measurement.", unit="s", within=POSITIVE)
+    switches: int = setting(3, "Switches in a measurement, evenly spread, and back after each.", within=COUNT)
+    burst: int = setting(24, "Requests at once, for the rate of a link that is full.", within=COUNT)
     modes: str = setting("precopied,overlapped", "Modes of the switches.")
     arbiter: str = setting("on,off", "Whether the arbiter works, a list.")
     pause_s: float = setting(2.0, "Longest time that a switch holds handoffs back.", unit="s")
+    chunk_bytes: int = setting(256 * KIB, "Pieces of handoffs with the arbiter.", unit="bytes", within=COUNT)
     precopy_bytes_per_step: int = setting(
         1 * MIB, "Most that a step copies ahead.", unit="bytes", within=COUNT
     )
     seed: int = setting(0, "Of weights, prompts and arrivals.")
     run_dir: str = setting("", "Folder for logs; default: a temporary one.")
     out: str = setting("", "Folder for the JSON document, for example docs/results.")
+    label: str = setting("", "A word for the document's name, beside benchmark, date and commit.")
     commit: str = setting("", "The commit that is measured; default: what git says.")

@@ -1,6 +1,6 @@
-"""A worker group whose ranks are on chosen hosts of `two_hosts`: `python -m services.bench.two_hosts_group FILE`.
+"""A worker group with ranks on chosen hosts of `two_hosts`: `python -m services.bench.two_hosts_group FILE`.
 
-Its leader runs in the namespace that it is started in. Everything else is as `splash prefill` and `splash decode`.
+Its leader runs where it is started. Everything else is as in `splash prefill` and `splash decode`.
 """
 
 import argparse
