@@ -10,6 +10,7 @@ from typing import Any
 
 from services.bench.results_formulas import FORMULAS, HEAD
 from services.bench.results_tables import Row, markdown_table, milliseconds, number
+from services.bench.shared_link_rows import shared_link_table
 from services.bench.switch_tables import switch_tables
 from splash_core.errors import ConfigError
 from splash_core.units import format_bytes
@@ -206,5 +207,6 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "capacity": _capacity,
     "sweep": _sweep,
     "serve": _serve,
+    "shared-link": lambda document, _: shared_link_table(document["rows"]),
     "peer": _peer,
 }

@@ -12,7 +12,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class _Arm:
         modes = modes_of(self._settings.modes)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=_HTTP_S, limits=limits) as self._client:
-            await self._load().burst(4)  # connections, and the first pass over memory
+            await self._load().burst()  # connections, and the first pass over memory
             for mode in modes:
                 rows.append(_row(arm, "idle", await self._window(mode, arrivals=False), mode))
             rows.append(_row(arm, "handoffs", await self._window(None, arrivals=True)))
@@ -99,19 +99,13 @@ class _Arm:
         return rows
 
     def _load(self) -> Load:
-        return Load(
-            self._client,
-            self._stack.url,
-            model=self._model,
-            prompt=self._settings.prompt,
-            seed=self._settings.seed,
-        )
+        return Load(self._client, self._stack.url, model=self._model, settings=self._settings)
 
     async def _window(self, mode: SwitchMode | None, *, arrivals: bool) -> _Window:
         """One condition, from fresh streams on."""
         settings, load, window = self._settings, self._load(), _Window()
         await until_quiet(self._hosts.carried_bytes, idle_bps=settings.link_bps / 20)
-        async with load.background(settings.background):
+        async with load.background():
             before, began = self._hosts.carried_bytes(), time.monotonic()
             classes = await self._class_bytes()
             both = [self._switches(mode, window)] if mode is not None else []
@@ -126,7 +120,7 @@ class _Arm:
         return window
 
     async def _arrive(self, load: Load, window: _Window) -> None:
-        window.probes = await load.probes(rate=self._settings.rate, seconds=self._settings.window_s)
+        window.probes = await load.probes()
 
     async def _switches(self, mode: SwitchMode, window: _Window) -> None:
         """To TP and back, evenly spread; those to TP, which move histories, are kept."""
@@ -178,6 +172,12 @@ class _Arm:
         return total
 
 
+def _per_mb(switched: Sequence[Mapping[str, Any]]) -> float | None:
+    """Histories grow while they are measured, so switches are compared by what they moved."""
+    rates = [answer["exposed_ms"] / (answer["bytes"] / 1e6) for answer in switched if answer["bytes"]]
+    return round(median(rates), 2) if rates else None
+
+
 def _row(arm: str, condition: str, window: _Window, mode: SwitchMode | None = None) -> dict[str, Any]:
     ttft, exposed = window.probes.ttft_s, [answer["exposed_ms"] for answer in window.switched]
     seconds, carried = window.link_s, window.link_bytes
@@ -192,6 +192,7 @@ def _row(arm: str, condition: str, window: _Window, mode: SwitchMode | None = No
         "switches": len(exposed),
         "exposed_ms_p50": round(median(exposed), 1) if exposed else None,
         "exposed_ms_max": round(max(exposed), 1) if exposed else None,
+        "exposed_ms_per_mb": _per_mb(window.switched),
         "switched_bytes": sum(answer["bytes"] for answer in window.switched),
         "precopied_bytes": sum(answer["precopied_bytes"] for answer in window.switched),
         "executed_as": ", ".join(sorted({answer["mode"] for answer in window.switched})),

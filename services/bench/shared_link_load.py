@@ -15,10 +15,13 @@ from typing import Any
 
 import httpx
 
+from services.bench.shared_link_settings import SharedLinkSettings
 from splash_core.errors import Unavailable
 
 _LETTER = ord("a")
 _TIMEOUT_S = 120.0
+_LONG = 4000
+"""Output tokens of streams that outlast every window."""
 
 
 @dataclass(slots=True)
@@ -32,16 +35,18 @@ class Probes:
 class Load:
     """Requests to one gateway."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str, *, model: str, prompt: int, seed: int) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, url: str, *, model: str, settings: SharedLinkSettings
+    ) -> None:
         self._client = client
         self._url = f"{url}/v1/completions"
         self._model = model
-        self._prompt = prompt
-        self._random = random.Random(seed)
+        self._settings = settings
+        self._random = random.Random(settings.seed)
 
-    async def one(self, *, max_tokens: int, on_text: Callable[[], None]) -> None:
+    async def one(self, *, prompt: int, max_tokens: int, on_text: Callable[[], None]) -> None:
         """One request; told of each piece of text."""
-        async with self._client.stream("POST", self._url, json=self._body(max_tokens)) as response:
+        async with self._client.stream("POST", self._url, json=self._body(prompt, max_tokens)) as response:
             if response.status_code != 200:
                 raise httpx.HTTPStatusError(
                     (await response.aread()).decode(), request=response.request, response=response
@@ -52,10 +57,11 @@ class Load:
                     on_text()
 
     @asynccontextmanager
-    async def background(self, count: int) -> AsyncIterator[None]:
+    async def background(self) -> AsyncIterator[None]:
         """Streams that decode meanwhile; inside the block all of them have begun."""
-        begun = [asyncio.Event() for _ in range(count)]
-        tasks = [asyncio.create_task(self.one(max_tokens=4000, on_text=event.set)) for event in begun]
+        begun = [asyncio.Event() for _ in range(self._settings.background)]
+        size = {"prompt": self._settings.history, "max_tokens": _LONG}
+        tasks = [asyncio.create_task(self.one(**size, on_text=event.set)) for event in begun]
         try:
             await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), _TIMEOUT_S)
             yield
@@ -71,30 +77,33 @@ class Load:
         began = time.monotonic()
         first: list[float] = []
         try:
-            await self.one(max_tokens=2, on_text=lambda: first.append(time.monotonic() - began))
+            prompt = self._settings.prompt
+            await self.one(
+                prompt=prompt, max_tokens=2, on_text=lambda: first.append(time.monotonic() - began)
+            )
         except httpx.HTTPError as error:
             probes.failed.append(str(error))
         else:
             probes.ttft_s += first[:1]
 
-    async def probes(self, *, rate: float, seconds: float) -> Probes:
-        """Requests at exponentially distributed intervals; returns when all have ended."""
+    async def probes(self) -> Probes:
+        """Requests at exponentially distributed intervals for a window; returns when all have ended."""
         probes, tasks = Probes(), list[asyncio.Task[None]]()
-        end = time.monotonic() + seconds
-        while (pause := self._random.expovariate(rate)) < end - time.monotonic():
+        end = time.monotonic() + self._settings.window_s
+        while (pause := self._random.expovariate(self._settings.rate)) < end - time.monotonic():
             await asyncio.sleep(pause)
             tasks.append(asyncio.create_task(self.probe(probes)))
         await asyncio.gather(*tasks)
         return probes
 
-    async def burst(self, count: int) -> Probes:
+    async def burst(self, count: int = 4) -> Probes:
         """So many requests at once."""
         probes = Probes()
         await asyncio.gather(*(self.probe(probes) for _ in range(count)))
         return probes
 
-    def _body(self, max_tokens: int) -> dict[str, Any]:
-        text = "".join(self._random.choices(string.ascii_letters, k=self._prompt - 1))
+    def _body(self, prompt: int, max_tokens: int) -> dict[str, Any]:
+        text = "".join(self._random.choices(string.ascii_letters, k=prompt - 1))
         # One letter again and again: every token is text, and no stream ends before it should.
         bias = {str(_LETTER): 100.0}
         return {

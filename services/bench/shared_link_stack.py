@@ -2,7 +2,7 @@
 
     host A   prefill rank, decode rank 0        host B   decode rank 1
 
-So pages of half the requests cross the link, and so does what the ranks of decode send each other. Leaders and
+So pages of half the requests cross the link, and so does what decode's ranks send each other. Leaders and the
 router talk over Unix sockets, which know no hosts. Invariant: leaving the block ends every process.
 """
 

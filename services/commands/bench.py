@@ -12,7 +12,10 @@ from rich.table import Table
 
 from services.bench.cli import app
 from services.bench.document import measured_here
+from services.bench.results_page import section
+from services.bench.shared_link_settings import SharedLinkSettings
 from services.bench.workload import FIXED, POLICY, Workload, rate_name
+from services.options import settings_command
 from services.progress import progress_console, stages
 
 __all__ = ["app"]
@@ -61,6 +64,20 @@ def serve(
         sys.stdout.write(json.dumps(document.to_json()) + "\n")
     else:
         Console().print(_table(rows))
+
+
+@settings_command(app, "shared-link", SharedLinkSettings)
+def shared_link(settings: SharedLinkSettings, as_json: bool) -> int:
+    """Switches and handoffs on one limited link between two hosts (network namespaces; needs root).
+
+    Example: `splash bench shared-link --out docs/results`
+    """
+    # Imported here: machines for the other benchmarks need not have what serving needs.
+    from services.bench.shared_link import run
+
+    document = run(settings).to_json()
+    sys.stdout.write(json.dumps(document) + "\n" if as_json else section(document))
+    return 0
 
 
 def _baseline_rates(model: Path, workload: Workload, threads: int, progress: Any) -> dict[str, float]:
