@@ -112,7 +112,7 @@ def test_ranks_hear_of_all_groups_as_one_and_that_a_group_has_gone() -> None:
         await expect((False, False))
         await relay.close()
         for channel in channels:
-            await channel.close()
+            await channel.close(None)
         await servers[0].stop(0)
 
     asyncio.run(main())
