@@ -29,7 +29,7 @@ class LinkedEngine:
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan."""
         self._link.announce("own group", near=plan.switch_near)
-        if plan.manifest is None or not plan.manifest.moves_between_ranks:
+        if plan.manifest is None or not plan.manifest.takes_the_link:
             result = self._engine.step(plan)
         else:
             with self._link.switching():

@@ -22,7 +22,7 @@ class LinkNotices:
     @contextmanager
     def during(self, plan: StepPlan) -> Iterator[None]:
         """While a step runs."""
-        switching = plan.manifest is not None and plan.manifest.moves_between_ranks
+        switching = plan.manifest is not None and plan.manifest.takes_the_link
         self._tell(common_pb2.LinkNotice(near=plan.switch_near, switching=switching))
         try:
             yield

@@ -92,8 +92,10 @@ class SwitchManifest:
         return tuple(move for chunk in (*self.boundary_chunks, *self.layer_chunks) for move in chunk)
 
     @property
-    def moves_between_ranks(self) -> bool:
-        """True when ranks send each other something: weights, or pages."""
+    def takes_the_link(self) -> bool:
+        """True for a switch in which ranks send each other something; a relocation is small, and is none."""
+        if self.layout_from is self.layout_to:
+            return False
         if self.weights is Primitive.ALL_GATHER:
             return True
         chunks = (*self.boundary_chunks, *self.layer_chunks)

@@ -51,10 +51,11 @@ class LookingEngine:
         (None, False),
         (SWITCH, True),
         (replace(SWITCH, layer_chunks=((replace(MOVE, dst=RankId(0)),),)), False),
+        (replace(SWITCH, layout_from=Layout.TP), False),
         (replace(SWITCH, layer_chunks=(), weights=Primitive.ALL_GATHER), True),
     ],
 )
-def test_a_step_that_moves_between_ranks_holds_handoffs(manifest: SwitchManifest | None, held: bool) -> None:
+def test_a_switch_between_ranks_holds_handoffs(manifest: SwitchManifest | None, held: bool) -> None:
     link = BandwidthArbiter()
     engine = LookingEngine(link)
     result = LinkedEngine(engine, link).step(replace(PLAN, manifest=manifest))
