@@ -19,13 +19,13 @@ class SharedLinkSettings:
     history: int = setting(160, "Length of their prompts.", unit="tokens", within=COUNT)
     prompt: int = setting(64, "Length of the other requests' prompts.", unit="tokens", within=COUNT)
     rate: float = setting(1.2, "Further requests, each handed over.", unit="1/s", within=POSITIVE)
-    window_s: float = setting(40.0, "Length of each measurement.", unit="s", within=POSITIVE)
+    window_s: float = setting(56.0, "Length of each measurement.", unit="s", within=POSITIVE)
     switches: int = setting(2, "Switches in a measurement, evenly spread, and back after each.", within=COUNT)
     burst: int = setting(24, "Requests at once, for the rate of a link that is full.", within=COUNT)
     modes: str = setting("precopied,overlapped", "Modes of the switches.")
     arbiter: str = setting("on,off", "Whether the arbiter works, a list.")
     pause_s: float = setting(1.0, "Longest time that a switch holds handoffs back.", unit="s")
-    chunk_bytes: int = setting(128 * KIB, "Pieces of handoffs with the arbiter.", unit="bytes", within=COUNT)
+    chunk_bytes: int = setting(512 * KIB, "Pieces of handoffs with the arbiter.", unit="bytes", within=COUNT)
     precopy_bytes_per_step: int = setting(
         256 * KIB, "Most that a step copies ahead.", unit="bytes", within=COUNT
     )
