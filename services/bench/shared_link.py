@@ -31,6 +31,8 @@ from splash_core.switch.manifest import SwitchMode
 
 _HTTP_S = 120.0
 _SAMPLE_S = 0.25
+_NOWHERE = ("out", "commit", "run_dir")
+"""Settings that no result depends on."""
 _BYTES = "splash_link_bytes_total"
 
 
@@ -62,7 +64,7 @@ def run(settings: SharedLinkSettings) -> BenchDocument:
                 rows += asyncio.run(_Arm(settings, hosts, stack, model.name).measure(arm))
     document = measured_here(
         "shared-link",
-        settings={name: value for name, value in asdict(settings).items() if name not in ("out", "commit")},
+        settings={name: value for name, value in asdict(settings).items() if name not in _NOWHERE},
         rows=with_ratios(rows, settings.link_bps),
         commit=settings.commit,
     )

@@ -63,6 +63,28 @@ def test_many_requests_get_exactly_their_tokens(groups: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_group_tells_what_its_links_have_carried(groups: Path) -> None:
+    async def handed_over(router: FakeRouter) -> int:
+        state = await router.prefill_control.GetState(control_pb2.StateRequest())
+        return sum(use.bytes for use in state.link if use.traffic == "handoff")
+
+    async def scenario() -> None:
+        async with fake_router(groups) as router:
+            before = await handed_over(router)
+            await router.generate("links", _prompt(3), greedy(2))
+            for _ in range(200):
+                if await handed_over(router) > before:
+                    break
+                await asyncio.sleep(0.05)
+            # A prompt of 21 tokens is three pages of eight.
+            description = await router.decode_control.Describe(control_pb2.DescribeRequest())
+            abi = description.abi
+            page = abi.page_size * abi.layers * (abi.latent_dim + abi.rope_dim) * 4
+            assert await handed_over(router) == before + 3 * page
+
+    asyncio.run(scenario())
+
+
 def test_one_token_and_a_stop_token_end_a_request_rightly(groups: Path) -> None:
     async def scenario() -> None:
         async with fake_router(groups) as router:
