@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from splash_core.engine.progress import StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.rank_process import run_steps
 from splash_core.engine.running import RunningStep
@@ -19,6 +20,7 @@ class Device:
     """Computes one step after the other, and notes what the rank did in which order."""
 
     def __init__(self) -> None:
+        self.progress = StepProgress(1)
         self.log: list[str] = []
         self.computed = 0
 
