@@ -87,6 +87,9 @@ class Leader:
     async def _cancel_push(self, push: int) -> None:
         assert push == 1
 
+    async def _tell_links(self, notice: object) -> None:
+        del notice
+
     async def _push(self, orders: object, *, timeout_s: float) -> list[Any]:
         del orders, timeout_s
         self.pushed.set()
