@@ -15,10 +15,11 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
-from splash_core.scheduling.leases import Completion, Grant, Written
+from splash_core.scheduling.leases import Completion, Grant
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import SampledToken, StepPlan, StepResult
+from splash_core.scheduling.written import Written
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Refusal, SwitchMode

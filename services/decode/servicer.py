@@ -21,9 +21,10 @@ from splash_core.policy.snapshot import WaitingSequence
 from splash_core.rpc.codec import logprobs_from_pb, logprobs_to_pb, process_from_pb, sampling_from_pb
 from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import FinishedEvent, TokenEvent
-from splash_core.scheduling.leases import Completion, Grant, Written
+from splash_core.scheduling.leases import Completion, Grant
 from splash_core.scheduling.step import StepPlan
 from splash_core.scheduling.writers import handoff_writer
+from splash_core.scheduling.written import Written
 
 _SWEEP_S = 0.5
 """How often writers of quarantined pages are looked after."""

@@ -18,8 +18,8 @@ from enum import StrEnum
 
 from splash_core.errors import Conflict
 from splash_core.ids import Incarnation, LeaseId, PageId, RequestId, SeqId
-from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.writers import group_of
+from splash_core.scheduling.written import Written
 from splash_core.switch.handoff import LandingPage
 
 COMPLETED_REMEMBERED = 4096
@@ -49,22 +49,6 @@ class Grant:
     def checksum(self) -> str:
         """Of the pages to write."""
         return handoff_checksum(self.pages)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """How much a writer has written."""
-
-    pages: int
-    layers: int
-    """Of each page."""
-    num_bytes: int
-    """Of all pages."""
-
-    @classmethod
-    def whole(cls, pages: int, arena: ArenaMap) -> "Written":
-        """So many whole pages."""
-        return cls(pages=pages, layers=arena.num_layers, num_bytes=pages * arena.slot_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

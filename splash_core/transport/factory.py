@@ -3,11 +3,13 @@
 import os
 from dataclasses import replace
 
+from splash_core.errors import ConfigError
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.base import Transport
 from splash_core.transport.link import BandwidthArbiter
 from splash_core.transport.memory_server import SCHEME as SHM_SCHEME
 from splash_core.transport.memory_server import fetch_memory
+from splash_core.transport.mooncake_words import SCHEME as MOONCAKE_SCHEME
 from splash_core.transport.options import MOONCAKE, SHM, TransportOptions
 from splash_core.transport.shm import ShmTransport
 
@@ -20,10 +22,12 @@ def open_transport(options: TransportOptions, link: BandwidthArbiter | None = No
         link: whom writes ask for their turn; None: one without a limit.
 
     Raises:
-        ConfigError: its library is missing; says how to install it.
+        ConfigError: there is no such transport, or its library is missing; says how to install it.
     """
     if options.name == SHM:
         return ShmTransport(link)
+    if options.name != MOONCAKE:
+        raise ConfigError(f"--transport {options.name!r} is not one of {SHM}, {MOONCAKE}")
     # Imported here: shared memory must work where Mooncake's libraries are not installed.
     from splash_core.transport.mooncake import MooncakeTransport
     from splash_core.transport.mooncake_library import load_library
@@ -42,6 +46,7 @@ def reach_peer(options: TransportOptions, address: str, abi: KvAbi, *, devices: 
         devices: the rails to go by; default: those of the options.
 
     Raises:
+        ConfigError: no transport has such addresses.
         Conflict: it is another's ABI.
         Unavailable: nobody answers there.
     """
@@ -49,6 +54,11 @@ def reach_peer(options: TransportOptions, address: str, abi: KvAbi, *, devices: 
         fd, _, _ = fetch_memory(address, timeout_s=options.answer_timeout_s)
         os.close(fd)
         return
+    if not address.startswith(MOONCAKE_SCHEME):
+        raise ConfigError(
+            f"{address!r} is no transport's address, which begins with {SHM_SCHEME} or {MOONCAKE_SCHEME}; "
+            "do both hosts run the same version?"
+        )
     from splash_core.transport.mooncake_link import PeerLink
     from splash_core.transport.mooncake_probe import Prober
     from splash_core.transport.mooncake_words import Address

@@ -131,7 +131,7 @@ class MooncakeTransport(Transport):
             link = PeerLink.open(Address.parse(address), abi, self._options)
             try:
                 self._prober.check(link.welcome.segment)
-            except Unavailable:
+            except Exception:
                 link.close()
                 raise
         except Unavailable as error:

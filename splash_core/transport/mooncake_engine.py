@@ -79,10 +79,12 @@ class Engine:
         with self._lock:
             if self._engine is None:
                 return
-            for connection in _own_sockets(self._port):
-                _wake_or_cut(connection)
-            # The thread in `accept` takes this call, and then looks again every few milliseconds.
-            self._engine.send_probe(f"{_LOOPBACK}:{self._port}")
+            # Waking only hurries the end, so what keeps it from being done must not keep the engine alive.
+            with contextlib.suppress(Exception):
+                for connection in _own_sockets(self._port):
+                    _wake_or_cut(connection)
+                # The thread in `accept` takes this call, and then looks again every few milliseconds.
+                self._engine.send_probe(f"{_LOOPBACK}:{self._port}")
             self._engine = None
 
     def _alive(self) -> LibraryEngine:

@@ -8,6 +8,7 @@ know would abort the process.
 import importlib
 import importlib.metadata
 import json
+from collections.abc import Callable
 from typing import Any
 
 from splash_core.environment import limit_mooncake, prepare_mooncake
@@ -81,24 +82,21 @@ def new_engine(options: TransportOptions, *, memory: tuple[int, int] | None = No
     library = load_library()
     limit_mooncake(stall_timeout_s=options.stall_timeout_s, ports=(ports[0], ports[-1]) if ports else None)
     engine = library.TransferEngine()
-    try:
-        code = engine.initialize(options.host, METADATA, options.protocol, options.devices)
-    except RuntimeError as error:
-        # Thrown for want of descriptors or ports, for example.
-        code = error
+    # It throws for want of descriptors or ports, for example.
+    code = _told(engine.initialize, options.host, METADATA, options.protocol, options.devices)
     if code != 0:
         raise Unavailable(
             f"the transfer engine does not start at {options.host} with protocol {options.protocol}, devices "
             f"{options.devices or 'as found'} and ports {options.ports or 'as free'} ({code}); "
             "`splash doctor` checks each of them"
         )
-    if options.protocol == "rdma" and not _rails(engine.get_local_topology()):
+    if options.protocol == "rdma" and not _rails(_told(engine.get_local_topology)):
         raise ConfigError(
             f"--transport-protocol rdma: the library finds none of the devices {options.devices or '(any)'} "
             "here and would carry pages over TCP without a word; correct --transport-devices, or use "
             "--transport-protocol tcp"
         )
-    if memory is not None and (code := engine.register_memory(*memory)) != 0:
+    if memory is not None and (code := _told(engine.register_memory, *memory)) != 0:
         raise Unavailable(
             f"the transfer engine refuses to register {memory[1]} bytes (code {code}); over rdma the limit "
             "of locked memory (ulimit -l) must allow them"
@@ -107,6 +105,25 @@ def new_engine(options: TransportOptions, *, memory: tuple[int, int] | None = No
 
 
 def _rails(topology: str) -> set[str]:
-    """The RDMA devices in the library's map of this host: for each place of memory two lists of names."""
-    places = json.loads(topology or "{}").values()
-    return {name for lists in places for names in lists for name in names}
+    """The RDMA devices in the library's map of this host: for each place of memory two lists of names.
+
+    Raises:
+        Unavailable: it is no such map.
+    """
+    try:
+        places = json.loads(topology or "{}").values()
+        return {name for lists in places for names in lists for name in names}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Unavailable(
+            f"the transfer engine does not say which RDMA devices it found, but {topology!r}; "
+            "`splash doctor` looks for them, or use --transport-protocol tcp"
+        ) from error
+
+
+def _told(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What the library answers, or the words of what it throws, which is no code and no map."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        # Words rather than the exception, whose traceback would keep the engine alive.
+        return f"{type(error).__name__}: {error}"

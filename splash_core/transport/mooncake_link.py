@@ -62,6 +62,10 @@ class PeerLink:
         """True if the peer has closed the channel: it ended our session before, or its process has ended."""
         return self._line.closed_by_peer()
 
+    def lost(self) -> bool:
+        """True if the channel carries nothing more: closed by the peer, or broken, which proves nothing."""
+        return self._line.closed_by_peer() or self._line.broken
+
     def over(self) -> bool:
         """Have the session ended by the peer; True with proof that it is. Takes two timeouts at most."""
         if self.gone():

@@ -35,12 +35,12 @@ class Prober:
         """Return if the engine `segment` answers.
 
         Raises:
-            Unavailable: it refuses, or does not answer in time.
+            Unavailable: it refuses, does not answer in time, or our engine fails; says which.
         """
         with self._lock:
             engine = self._idle.pop() if self._idle else None
         engine = engine or new_engine(self._options)
-        codes: list[int] = []
+        codes: list[int | str] = []
         thread = threading.Thread(
             target=_ask, args=(engine, segment, codes), name="mooncake-probe", daemon=True
         )
@@ -50,6 +50,12 @@ class Prober:
             raise Unavailable(
                 f"the transfer engine at {segment} does not answer within "
                 f"{self._options.answer_timeout_s:g} s; is its process stopped?"
+            )
+        if isinstance(codes[0], str):
+            engine.end()
+            raise Unavailable(
+                f"the transfer engine here cannot ask the one at {segment} ({codes[0]}); `splash doctor` "
+                "checks what it needs"
             )
         with self._lock:
             self._idle.append(engine)
@@ -67,5 +73,9 @@ class Prober:
             engine.end()
 
 
-def _ask(engine: Engine, segment: str, codes: list[int]) -> None:
-    codes.append(engine.probe(segment))
+def _ask(engine: Engine, segment: str, codes: list[int | str]) -> None:
+    """Leave the library's code, or the words of what it throws."""
+    try:
+        codes.append(engine.probe(segment))
+    except Exception as error:
+        codes.append(f"{type(error).__name__}: {error}")

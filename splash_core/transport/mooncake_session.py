@@ -67,7 +67,7 @@ class Session:
     @property
     def usable(self) -> bool:
         """False once something has failed: open another session."""
-        return not self._trouble and not self._link.gone()
+        return not self._trouble and self._thread.is_alive() and not self._link.lost()
 
     @property
     def ended(self) -> bool:
@@ -88,8 +88,8 @@ class Session:
                 attempt=attempt,
                 changed=self._changed,
             )
-            if self._trouble:
-                op.fail(self._trouble)
+            if self._trouble or self._closing:
+                op.fail(self._trouble or f"the session with {self.peer.address} was closed")
                 op.turns.end()
             else:
                 self._ops.append(op)
@@ -112,18 +112,36 @@ class Session:
     def _work(self) -> None:
         try:
             while self._wait_for_work():
-                if self._trouble and not self._busy:
-                    self._fence()
-                elif self._trouble:
-                    self._drain()
-                else:
-                    self._submit()
-                    self._drain()
+                try:
+                    self._work_once()
+                except Exception as error:
+                    # Whatever the library throws: what was begun must end all the same, with its fence.
+                    self._give_up(error)
         finally:
             # In this order: the engine's connections first, then the peer's receiving end.
             if self._wire is not None:
                 self._wire.end()
             self._link.close()
+
+    def _work_once(self) -> None:
+        if self._trouble and not self._busy:
+            self._fence()
+        elif self._trouble:
+            self._drain()
+        else:
+            self._submit()
+            self._drain()
+
+    def _give_up(self, error: Exception) -> None:
+        """Nothing is known of what is in flight any more: only the fence tells."""
+        _log.error("writes to %s stopped", self.peer.address, exc_info=error)
+        if self._wire is not None:
+            self._wire.abandon()
+        if self._trouble:
+            # While draining or fencing: again, but not at once.
+            time.sleep(_FENCE_PAUSE_S)
+        else:
+            self._break(f"writes to {self.peer.address} stopped: {type(error).__name__}: {error}")
 
     @property
     def _busy(self) -> bool:
@@ -154,7 +172,7 @@ class Session:
                 op = self._next_op()
                 if op is None or not wire.fits(op.peek()):
                     return
-                if not wire.busy and self._link.gone():
+                if not wire.busy and self._link.lost():
                     self._break(self._cause())
                     return
                 piece = op.take()

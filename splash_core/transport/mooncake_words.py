@@ -4,8 +4,10 @@ Mooncake has neither a handshake of what memory means nor a way to call a write 
 both. Invariant: whatever arrives here, of whatever length or form, ends one connection at most.
 """
 
+import errno
 import json
 import socket
+import threading
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -89,15 +91,36 @@ class Welcome:
 
 
 class Line:
-    """A connection that carries messages in turn."""
+    """A connection that carries messages in turn.
+
+    Invariant: a line that broke is never taken to have been closed, however often it is looked at: the kernel
+    tells a reset once and shows an end of the stream from then on.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._rest = b""
+        self._broken = False
+        # Two looks at once could share what is told once.
+        self._looking = threading.Lock()
+
+    @property
+    def broken(self) -> bool:
+        """True once an error other than a wait in vain was met; tells nothing of the other end."""
+        return self._broken
 
     def send(self, message: Message) -> None:
-        """Send one message."""
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
+        """Send one message.
+
+        Raises:
+            TimeoutError: the other end did not take it in time.
+            OSError: the connection broke.
+        """
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            self._note(error)
+            raise
 
     def receive(self, timeout_s: float | None) -> Message | None:
         """The next message; None when the other end has closed.
@@ -110,7 +133,13 @@ class Line:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._rest:
             self._connection.settimeout(None if end is None else max(0.001, end - time.monotonic()))
-            data = self._connection.recv(_MAX_LINE)
+            try:
+                data = self._connection.recv(_MAX_LINE)
+            except OSError as error:
+                self._note(error)
+                raise
+            if not data and self._broken:
+                raise ConnectionResetError("the connection broke before")
             if not data:
                 return None
             self._rest += data
@@ -119,7 +148,7 @@ class Line:
         line, _, self._rest = self._rest.partition(b"\n")
         try:
             message = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NotUnderstood(f"not JSON: {error}") from error
         if not isinstance(message, dict):
             raise NotUnderstood(f"not an object: {line[:40]!r}")
@@ -127,16 +156,22 @@ class Line:
 
     def closed_by_peer(self) -> bool:
         """True if the other end has closed, which its kernel also does for a process that ends."""
-        try:
-            self._connection.settimeout(0)
-            return self._connection.recv(1, socket.MSG_PEEK) == b""
-        except OSError:
-            # Nothing to read; or a reset, which proves nothing by itself.
-            return False
+        with self._looking:
+            try:
+                self._connection.settimeout(0)
+                return self._connection.recv(1, socket.MSG_PEEK) == b"" and not self._broken
+            except OSError as error:
+                self._note(error)
+                return False
 
     def close(self) -> None:
         """Let go."""
         self._connection.close()
+
+    def _note(self, error: OSError) -> None:
+        # A timeout of Python's has no number; the kernel's ETIMEDOUT, of a host that vanished, has one.
+        if error.errno not in (None, errno.EAGAIN):
+            self._broken = True
 
 
 def dial(address: Address, timeout_s: float) -> Line:

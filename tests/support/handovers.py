@@ -11,7 +11,8 @@ from splash_core.errors import Conflict
 from splash_core.ids import SeqId
 from splash_core.scheduling.events import Event, PrefilledEvent
 from splash_core.scheduling.group import GroupScheduler
-from splash_core.scheduling.leases import Completion, Grant, Written, handoff_checksum
+from splash_core.scheduling.leases import Completion, Grant, handoff_checksum
+from splash_core.scheduling.written import Written
 from splash_core.switch.handoff import HandoffWrite, LandingPage, plan_handoff
 
 WRITER = "prefill"

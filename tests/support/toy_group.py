@@ -18,10 +18,11 @@ from splash_core.scheduling.events import (
     TokenEvent,
 )
 from splash_core.scheduling.group import GroupScheduler
-from splash_core.scheduling.leases import Completion, Grant, Written, handoff_checksum
+from splash_core.scheduling.leases import Completion, Grant, handoff_checksum
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.step import StepPlan
 from splash_core.scheduling.under_way import MOST_UNDER_WAY
+from splash_core.scheduling.written import Written
 from splash_core.spec.model import Family, ModelSpec, RopeKind, RopeSpec
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.handoff import LandingPage

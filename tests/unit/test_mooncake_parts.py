@@ -1,7 +1,9 @@
 """Parts of the Mooncake transport without Mooncake: words, pieces, windows, and what makes a write quiet."""
 
+import errno
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -12,20 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splash_core.errors import ConfigError, Conflict, Unavailable
-from splash_core.transport import mooncake_library
+from splash_core.transport import mooncake_library, mooncake_probe
+from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, OpState, TrafficClass
+from splash_core.transport.factory import open_transport, reach_peer
 from splash_core.transport.link import BandwidthArbiter
+from splash_core.transport.mooncake import MooncakeTransport
 from splash_core.transport.mooncake_engine import Engine, EngineEnded
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_op import MooncakeOp, pieces
+from splash_core.transport.mooncake_probe import Prober
 from splash_core.transport.mooncake_server import MooncakeServer
+from splash_core.transport.mooncake_session import Session
 from splash_core.transport.mooncake_wire import WINDOW_BYTES, WINDOW_PIECES, Route, Wire
 from splash_core.transport.mooncake_words import Address, Line, NotUnderstood, Welcome, dial
 from splash_core.transport.options import MOONCAKE, TransportOptions
 from splash_core.transport.turns import Turns
 from splash_core.units import MIB
-from tests.support.transports import ABI
+from tests.support.transports import ABI, WITHIN_S, eventually
 
 PIECE_BYTES = 4 * MIB
 OPTIONS = TransportOptions(name=MOONCAKE, answer_timeout_s=2.0)
@@ -205,7 +212,8 @@ def server() -> Iterator[MooncakeServer]:
 
 
 @pytest.mark.parametrize(
-    "noise", [b"", b"\n", b"{\n", b"[1]\n", b"\xff\xfe\n", b"x" * 70000, b'{"ask": 3}\n']
+    "noise",
+    [b"", b"\n", b"{\n", b"[1]\n", b"\xff\xfe\n", b"x" * 70000, b"[" * 60000 + b"\n", b'{"ask": 3}\n'],
 )
 def test_noise_on_the_control_channel_ends_its_own_connection_only(
     server: MooncakeServer, noise: bytes
@@ -258,6 +266,56 @@ def test_silence_is_no_proof(server: MooncakeServer) -> None:
         link = PeerLink(address, dial(address, 5), welcome, timeout_s=0.2)
         assert not link.over()
         link.close()
+
+
+def test_a_reset_is_no_proof_however_often_it_is_looked_at() -> None:
+    """The kernel tells it once, and shows the end of the stream from then on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = Address("127.0.0.1", listening.getsockname()[1], "x")
+        welcome = Welcome(speaks="", abi=ABI, num_bytes=1, base=0, segment="s", session="t")
+        line = dial(address, 5)
+        link = PeerLink(address, line, welcome, timeout_s=0.2)
+        theirs, _ = listening.accept()
+        assert not link.lost()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        eventually(link.lost, "the reset is noticed")
+        assert [link.gone() for _ in range(3)] == [False] * 3
+        assert not link.over()
+        with pytest.raises(ConnectionResetError):
+            line.receive(1)
+        link.close()
+
+
+class Vanishing(socket.socket):
+    """A connection to a host that has vanished, as the kernel tells it: an error once, then the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._numbers = [number]
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        if self._numbers:
+            raise OSError(self._numbers.pop(), "told once")
+        return b""
+
+
+@pytest.mark.parametrize("look_first", [True, False])
+@pytest.mark.parametrize(
+    ("number", "closed"),
+    [(errno.EAGAIN, True), (errno.ETIMEDOUT, False), (errno.EHOSTUNREACH, False), (errno.ECONNRESET, False)],
+)
+def test_only_a_line_that_never_broke_is_closed_by_the_peer(
+    number: int, closed: bool, look_first: bool
+) -> None:
+    line = Line(Vanishing(number))
+    if look_first:
+        assert not line.closed_by_peer()
+    else:
+        with pytest.raises(OSError, match="told once"):
+            line.receive(1)
+    assert [line.closed_by_peer(), line.closed_by_peer(), line.broken] == [closed, closed, not closed]
+    line.close()
 
 
 def test_lines_may_arrive_in_parts() -> None:
@@ -352,3 +410,166 @@ def test_rdma_without_a_device_is_refused_rather_than_carried_over_tcp(
 def test_an_unknown_protocol_never_reaches_the_library() -> None:
     with pytest.raises(ConfigError, match="'carrier-pigeon' is not one of tcp, rdma"):
         mooncake_library.new_engine(replace(OPTIONS, protocol="carrier-pigeon"))
+
+
+class Throwing(FakeLibrary):
+    """A library that throws, at the calls named."""
+
+    def __init__(self, *calls: str) -> None:
+        super().__init__()
+        for call in calls:
+            setattr(self, call, self._throw)
+
+    def initialize(self, host: str, metadata: str, protocol: str, devices: str) -> int:
+        return 0
+
+    def get_local_topology(self) -> str:
+        return '{"cpu:0": [["mlx5_0"], []]}'
+
+    def _throw(self, *arguments: object) -> int:
+        raise RuntimeError("no descriptors left")
+
+
+class ProvedLink(PeerLink):
+    """A link whose fence is over when the test says so; it throws when first asked."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        welcome = Welcome(speaks="", abi=ABI, num_bytes=4096, base=0, segment="s", session="t")
+        super().__init__(Address("h", 1, "x"), Line(ours), welcome, timeout_s=1)
+        self.proof = threading.Event()
+        self.num_asked = 0
+
+    def over(self) -> bool:
+        self.num_asked += 1
+        if self.num_asked == 1:
+            raise ValueError("nobody thought of this")
+        return self.proof.is_set()
+
+
+@pytest.mark.parametrize("call", ["transfer_submit_write", "transfer_check_status"])
+def test_what_the_library_throws_ends_the_session_with_its_fence(call: str) -> None:
+    link = ProvedLink()
+    engine = Engine(Throwing(call), "h")
+    session = Session(
+        link,
+        start_wire=lambda link: Wire(engine, Route("peer", 0, 0)),
+        patience_s=60,
+        arbiter=BandwidthArbiter(),
+    )
+    assert session.usable
+    op = _write(session)
+    status = op.wait(WITHIN_S)
+    assert status.state is OpState.FAILED
+    assert "RuntimeError: no descriptors left" in status.error
+    assert not session.usable
+    late = _write(session)
+    assert late.poll().error == status.error
+    assert late.quiesced
+    eventually(lambda: link.num_asked > 1, "the fence is asked for again")
+    assert not op.quiesced
+    link.proof.set()
+    session.join()
+    assert op.quiesced
+    # The peer is told too.
+    assert link.theirs.recv(1) == b""
+    link.theirs.close()
+
+
+def test_an_engine_that_cannot_be_made_fails_what_is_queued() -> None:
+    def start(link: PeerLink) -> Wire:
+        raise RuntimeError("no descriptors left")
+
+    link = ProvedLink()
+    session = Session(link, start_wire=start, patience_s=60, arbiter=BandwidthArbiter())
+    op = _write(session)
+    session.join()
+    assert "no descriptors left" in op.poll().error
+    assert op.quiesced
+    assert not session.usable
+    assert link.num_asked == 0
+    link.theirs.close()
+
+
+def test_a_closed_session_takes_no_writes() -> None:
+    link = ProvedLink()
+    session = Session(
+        link,
+        start_wire=lambda link: pytest.fail("nothing is written"),
+        patience_s=60,
+        arbiter=BandwidthArbiter(),
+    )
+    session.close(drain=True)
+    session.join()
+    assert not session.usable
+    op = _write(session)
+    assert "was closed" in op.poll().error
+    assert op.quiesced
+    link.theirs.close()
+
+
+def _write(session: Session) -> MooncakeOp:
+    return session.write([Descriptor(0, 0, 10)], traffic=TrafficClass.HANDOFF, deadline_s=WITHIN_S, attempt=1)
+
+
+@pytest.mark.parametrize("call", ["initialize", "register_memory", "get_local_topology"])
+def test_what_the_library_throws_at_the_start_is_told(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    library = SimpleNamespace(TransferEngine=lambda: Throwing(call))
+    monkeypatch.setattr(mooncake_library, "load_library", lambda: library)
+    with pytest.raises(Unavailable, match="RuntimeError: no descriptors left"):
+        mooncake_library.new_engine(replace(OPTIONS, protocol="rdma"), memory=(0, 1))
+
+
+def test_an_engine_ends_also_when_it_cannot_be_woken() -> None:
+    engine = Engine(Throwing("send_probe"), "h")
+    engine.end()
+    with pytest.raises(EngineEnded):
+        engine.probe("peer")
+
+
+def test_a_probe_that_throws_is_told_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = [FakeLibrary(), Throwing("send_probe")]
+    monkeypatch.setattr(mooncake_probe, "new_engine", lambda options: Engine(libraries.pop(), "h"))
+    prober = Prober(OPTIONS)
+    with pytest.raises(Unavailable, match=r"cannot ask .*RuntimeError: no descriptors left"):
+        prober.check("peer:1")
+    prober.check("peer:1")
+    assert libraries == []
+    prober.close()
+
+
+@pytest.mark.parametrize("error", [ConfigError("a wrong library"), RuntimeError("no threads left")])
+def test_a_peer_that_cannot_be_probed_is_let_go(
+    server: MooncakeServer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    opened: list[PeerLink] = []
+    let_go: list[PeerLink] = []
+    open_link, close_link = PeerLink.open, PeerLink.close
+
+    def opening(address: Address, abi: KvAbi, options: TransportOptions) -> PeerLink:
+        opened.append(open_link(address, abi, options))
+        return opened[-1]
+
+    def closing(link: PeerLink) -> None:
+        let_go.append(link)
+        close_link(link)
+
+    def check(prober: Prober, segment: str) -> None:
+        raise error
+
+    monkeypatch.setattr(PeerLink, "open", opening)
+    monkeypatch.setattr(PeerLink, "close", closing)
+    monkeypatch.setattr(Prober, "check", check)
+    transport = MooncakeTransport(OPTIONS)
+    with pytest.raises(type(error), match=str(error)):
+        transport.connect(str(server.address), ABI)
+    assert len(opened) == 1
+    assert let_go == opened
+    transport.close(drain=False)
+
+
+def test_an_unknown_transport_is_refused_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match="--transport 'pigeon' is not one of shm, mooncake"):
+        open_transport(TransportOptions(name="pigeon"))
+    with pytest.raises(ConfigError, match=r"'pigeon://loft' is no transport's address.* shm:.*mooncake:"):
+        reach_peer(OPTIONS, "pigeon://loft", ABI)

@@ -8,11 +8,12 @@ from splash_core.errors import Conflict, InvalidRequest
 from splash_core.ids import Incarnation, LeaseId, RankId
 from splash_core.layout.layout import RULES, Layout
 from splash_core.scheduling.events import FinishedEvent, FinishReason, TokenEvent
-from splash_core.scheduling.leases import LeaseState, Written
+from splash_core.scheduling.leases import LeaseState
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import TokenLogprobs
 from splash_core.scheduling.writers import handoff_writer
+from splash_core.scheduling.written import Written
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Primitive
 from tests.support.fake_ranks import digests, expected_output, token_after
