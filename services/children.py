@@ -57,14 +57,14 @@ def error_of(lines: tuple[str, ...]) -> str:
 class Child:
     """One service process."""
 
-    def __init__(self, name: str, arguments: list[str], *, run_dir: Path) -> None:
-        """Start `python -m services ARGUMENTS`; output goes to `run_dir/NAME.err`, logs to `NAME.log`."""
+    def __init__(self, name: str, arguments: list[str], *, run_dir: Path, module: str = "services") -> None:
+        """Start `python -m MODULE ARGUMENTS`; output goes to `run_dir/NAME.err`, logs to `NAME.log`."""
         self.name = name
         self.log = run_dir / f"{name}.log"
         self._err = run_dir / f"{name}.err"
         with self._err.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "services", *arguments, "--parent-pid", str(os.getpid())],
+                [sys.executable, "-m", module, *arguments, "--parent-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -18,7 +18,6 @@ from splash_core.settings_base import (
     PORT,
     POSITIVE,
     Range,
-    a_port_range,
     a_url,
     addresses,
     an_address,
@@ -27,6 +26,8 @@ from splash_core.settings_base import (
     setting,
 )
 from splash_core.settings_file import read_settings_file
+from splash_core.settings_links import LinkSettings
+from splash_core.settings_model import ModelSettings
 from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, MIB, STAGING_BYTES, TRANSFER_CTAS
 
 S = TypeVar("S")
@@ -38,41 +39,9 @@ _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
-    """What every process of a deployment must agree on."""
-
-    model: str = setting("", "Folder of a checkpoint in Hugging Face format, or the name of a fetched model.")
-    served_model_name: str = setting("", "The name clients use; default: the last part of --model.")
-    host: str = setting("127.0.0.1", "Address to listen on.")
-    log_format: str = setting("json", "How logs are written.", choices=("json", "plain"))
-    run_dir: str = setting(
-        "", "Folder for logs and sockets; default: a new one under $XDG_STATE_HOME/splash."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings(ModelSettings):
+class WorkerSettings(LinkSettings):
     """What prefill and decode groups have in common."""
 
-    transport: str = setting(
-        "shm",
-        "How KV pages cross between groups: shm on one host, mooncake also between hosts. What follows with "
-        "this prefix is mooncake's.",
-        choices=("shm", "mooncake"),
-    )
-    transport_protocol: str = setting("tcp", "What carries pages.", choices=("tcp", "rdma"))
-    transport_devices: str = setting(
-        "", "RDMA devices (rails) to use, separated by commas; default: those that are found."
-    )
-    transport_ports: str = setting(
-        "", "Ports that ranks listen on, as LOW-HIGH; default: free ones.", form=a_port_range
-    )
-    transport_timeout_s: float = setting(
-        5.0, "A rank that does not answer within this time is not written to.", unit="s", within=POSITIVE
-    )
-    transport_stall_s: int = setting(
-        3, "A write whose bytes do not move for so long fails.", unit="s", within=COUNT
-    )
     policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
     device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
     gpu: str = setting("h200", "Which GPU cuda is: its figures size the pool and predict step times.")

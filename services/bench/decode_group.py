@@ -15,7 +15,7 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
-from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.leases import Completion, Grant, Written
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import SampledToken, StepPlan, StepResult
@@ -57,7 +57,7 @@ class DecodeGroup:
     def __init__(self, spec: ModelSpec, arena: ArenaMap, layout: Layout, config: SchedulerConfig) -> None:
         assert config.role is Role.DECODE
         self._spec = spec
-        self._num_ranks = arena.num_ranks
+        self._arena = arena
         self._config = config
         self._scheduler = GroupScheduler(
             spec=spec, arena=arena, layout=layout, config=config, clock=lambda: 0.0
@@ -196,7 +196,9 @@ class DecodeGroup:
                 lease=grant.lease,
                 num_tokens=context,
                 checksum=grant.checksum,
+                written=Written.whole(-(-context // self._arena.page_size), self._arena),
                 first_token=self._token(grant.seq, context),
+                first_position=context,
                 **keys,
             )
         )
@@ -213,7 +215,7 @@ class DecodeGroup:
         )
         results = [
             StepResult(step=plan.step, rank=RankId(rank), tokens=drawn if rank == 0 else ())
-            for rank in range(self._num_ranks)
+            for rank in range(self._arena.num_ranks)
         ]
         self._note(self._scheduler.complete(results))
         return plan

@@ -158,6 +158,24 @@ healthy groups finished meanwhile, every living group then held no page, lease o
 timeout, and the survivors served the next request. Points are the moments that repetitions take in turn.
 """
 
+SHARED_LINK = """### The shared link
+
+Two hosts (network namespaces) on one link of limited rate (`tc tbf`), each way. Host A holds the prefill rank
+and decode's rank 0, host B decode's rank 1; decode's collectives are gloo over TCP, handoffs are Mooncake
+over TCP. Background streams decode all the time; other requests arrive at exponentially distributed
+intervals, the same in every condition, and are handed over. *idle*: switches from DP to TP without such
+requests; *handoffs*: requests without switches; *both*; *full*: many requests at once.
+
+    TTFT           = time from a request's start at the client to its first text
+    exposed        = time of the switching step − median of recent steps of its shape, at least 0: p50 (most)
+    per MB         = median over the switches of exposed / bytes that all ranks received in the step / 10⁶:
+                     histories grow while they are measured
+    of idle        = per MB / per MB of the same arm and mode on the idle link; target: at most 1.3
+    of no switch   = TTFT p95 / TTFT p95 of the same arm's *handoffs*; target: at most 1.3
+    of link        = bytes from A to B, headers included / time / the link's rate; target in *full*: 90 %
+    bytes          = by class, all ranks of all groups: switch and ahead received, handoff sent
+"""
+
 PEER = """### Beside a peer
 
 In the table of a sweep, whatever the number of GPUs on either side:
@@ -180,6 +198,7 @@ FORMULAS = {
     "serve": SERVE,
     "handoff": HANDOFF,
     "faults": FAULTS,
+    "shared-link": SHARED_LINK,
     "peer": PEER,
 }
 """By benchmark, in the order of the page."""

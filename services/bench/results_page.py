@@ -11,6 +11,7 @@ from typing import Any
 from services.bench.agreement_tables import agreement_tables
 from services.bench.results_formulas import FORMULAS, HEAD
 from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
+from services.bench.shared_link_rows import shared_link_table
 from services.bench.sweep_tables import peer_tables, sweep_table
 from services.bench.switch_tables import switch_tables
 from splash_core.errors import ConfigError
@@ -203,4 +204,5 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "handoff": _handoff,
     "faults": _faults,
     "peer": peer_tables,
+    "shared-link": lambda document, _: shared_link_table(document["rows"]),
 }

@@ -14,6 +14,7 @@ from services.bench.cli import app
 from services.bench.document import measured_here
 from services.bench.handoff import HandoffSettings, handoff_rows
 from services.bench.results_page import section
+from services.bench.shared_link_settings import SharedLinkSettings
 from services.bench.workload import FIXED, POLICY, Workload, rate_name
 from services.options import settings_command
 from services.progress import progress_console, stages
@@ -80,6 +81,20 @@ def handoff(settings: HandoffSettings, as_json: bool) -> int:
         document.write(Path(settings.out))
     text = json.dumps(document.to_json()) + "\n" if as_json else section(document.to_json())
     sys.stdout.write(text)
+    return 0
+
+
+@settings_command(app, "shared-link", SharedLinkSettings)
+def shared_link(settings: SharedLinkSettings, as_json: bool) -> int:
+    """Switches and handoffs on one limited link between two hosts (network namespaces; needs root).
+
+    Example: `splash bench shared-link --out docs/results`
+    """
+    # Imported here: machines for the other benchmarks need not have what serving needs.
+    from services.bench.shared_link import run
+
+    document = run(settings).to_json()
+    sys.stdout.write(json.dumps(document) + "\n" if as_json else section(document))
     return 0
 
 

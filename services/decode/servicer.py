@@ -5,6 +5,7 @@ still write: those stay quarantined until the writer says that it has stopped, o
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc.aio
 
@@ -159,6 +160,14 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         self._leader.deliver(events)
         self._leader.wake()
         return decode_pb2.HandoffAck(accepted=True)
+
+    async def WatchLinks(
+        self, request: decode_pb2.WatchLinksRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[common_pb2.LinkNotice]:
+        """What switches here need of the links that writers use."""
+        del request, context
+        async for notice in self._leader.notices.watch():
+            yield notice
 
     def _reserve(self, arrival: Arrival) -> Grant | None:
         return self._leader.scheduler.reserve(arrival.request_id, arrival.prompt, arrival.sampling)

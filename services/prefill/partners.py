@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from services.prefill.link_relay import LinkRelay
 from splash_core.errors import Unavailable
 from splash_core.ids import RankId
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2_grpc
@@ -31,8 +32,9 @@ class Partner:
 class Partners:
     """All decode groups met so far."""
 
-    def __init__(self, abi: KvAbi) -> None:
+    def __init__(self, abi: KvAbi, relay: LinkRelay) -> None:
         self._abi = abi
+        self._relay = relay
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._known: dict[tuple[str, str], Partner] = {}
 
@@ -47,6 +49,7 @@ class Partners:
         if partner is None:
             partner = await self._pair(lease)
             self._known[key] = partner
+            self._relay.listen(lease.decode_address, partner.decode)
         return partner
 
     async def _pair(self, lease: common_pb2.Lease) -> Partner:
@@ -76,5 +79,6 @@ class Partners:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._relay.close()
         for channel in self._channels.values():
             await channel.close(None)

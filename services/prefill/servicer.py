@@ -11,6 +11,7 @@ import time
 import grpc.aio
 
 from services.prefill.handoff import FirstToken, Handoff, PushRules, landing_of
+from services.prefill.link_relay import LinkRelay
 from services.prefill.partners import Partners
 from splash_core.errors import GroupFailed, InvalidRequest, InvariantBroken, SplashError
 from splash_core.ids import RequestId, SeqId
@@ -34,7 +35,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     def __init__(self, blueprint: GroupBlueprint, leader: GroupLeader) -> None:
         self._blueprint = blueprint
         self._leader = leader
-        self._partners = Partners(blueprint.abi)
+        self._partners = Partners(blueprint.abi, LinkRelay(leader.ranks.tell_links))
         self._writer = decode_pb2.Writer(group=blueprint.group, incarnation=blueprint.incarnation)
         settings, arena = blueprint.settings, blueprint.arena
         self._rules = PushRules(

@@ -15,7 +15,8 @@ _TRAFFIC: Mapping[str, tuple[str, str]] = {
     "failures_total": ("counter", "Moves of a group that failed or were cancelled."),
     "in_flight": ("gauge", "Moves of a group that are under way or held back."),
     "held_seconds_total": ("counter", "Time that moves waited for what they carry to be computed."),
-    "wait_seconds_total": ("counter", "Time that moves waited for their turn on a link."),
+    "waits_total": ("counter", "Pieces of moves that waited for their turn on a link."),
+    "wait_seconds_total": ("counter", "Time that they waited."),
     "moving_seconds_total": ("counter", "Time from the first byte of a move to its end."),
 }
 """By the names of `splash_core.transport.counters.Count`."""

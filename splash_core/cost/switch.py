@@ -32,7 +32,9 @@ class SwitchCost:
     exposed_s: float
     """By how much the switching step is longer than a step with the state in place."""
     contention_s: float
-    """Slow-down of computation, and of pushes under way, by transfers that hide behind it."""
+    """Slow-down of computation by transfers that hide behind it, and of handoffs under way."""
+    delayed_s: float = 0.0
+    """Of the contention: for handoffs under way, which share the link with the switch."""
 
     @property
     def total_s(self) -> float:
@@ -114,12 +116,17 @@ def switch_cost(
     total = layers * (moved.weights + moved.kv)
     delayed = (pending_bytes / profile.link_bps) if transfer else 0.0
     if mode is SwitchMode.BLOCKING:
-        return SwitchCost(bytes_per_rank=total, exposed_s=layers * transfer, contention_s=delayed)
+        return SwitchCost(
+            bytes_per_rank=total, exposed_s=layers * transfer, contention_s=delayed, delayed_s=delayed
+        )
     compute = step_s / layers
     exposed = transfer + (layers - 1) * max(0.0, transfer - compute)
     hidden = (layers - 1) * min(transfer, compute)
     return SwitchCost(
-        bytes_per_rank=total, exposed_s=exposed, contention_s=hidden * profile.interference + delayed
+        bytes_per_rank=total,
+        exposed_s=exposed,
+        contention_s=hidden * profile.interference + delayed,
+        delayed_s=delayed,
     )
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from types import TracebackType
 
+from splash_core.engine.other_switches import OtherSwitches
 from splash_core.engine.progress import StepProgress
 from splash_core.engine.pushing import Pusher
 from splash_core.errors import InvariantBroken
@@ -19,6 +20,7 @@ from splash_core.pb import rank_pb2
 from splash_core.rpc.link import PUSH_LANE, RankLink
 from splash_core.rpc.traffic import samples_to_pb
 from splash_core.transport.counters import Sample
+from splash_core.transport.link import BandwidthArbiter
 
 _log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.1
@@ -30,7 +32,14 @@ _TELL_TRAFFIC_S = 0.2
 class PushLane:
     """A context manager: inside the block, pushes are served."""
 
-    def __init__(self, pusher: Pusher, progress: StepProgress, address: str, rank: RankId) -> None:
+    def __init__(
+        self,
+        pusher: Pusher,
+        progress: StepProgress,
+        address: str,
+        rank: RankId,
+        link: BandwidthArbiter | None = None,
+    ) -> None:
         """Nothing runs yet.
 
         Args:
@@ -38,11 +47,13 @@ class PushLane:
             progress: of the rank's steps.
             address: where the leader listens.
             rank: this rank.
+            link: that the pushes use: it is told of other groups' switches; None: nobody need know.
         """
         self._pusher = pusher
         self._progress = progress
         self._address = address
         self._rank = rank
+        self._others = OtherSwitches(link or BandwidthArbiter())
         self._closing = threading.Event()
         self._tell_at = 0.0
         self._told: tuple[Sample, ...] = ()
@@ -111,7 +122,10 @@ class PushLane:
             link.send(rank_pb2.FromRank(traffic=rank_pb2.RankTraffic(samples=samples_to_pb(samples))))
 
     def _take(self, message: rank_pb2.ToRank) -> None:
-        if message.WhichOneof("message") == "cancel_push":
+        kind = message.WhichOneof("message")
+        if kind == "cancel_push":
             self._pusher.cancel(message.cancel_push)
+        elif kind == "link":
+            self._others.hear(message.link)
         else:
             self._pusher.start(message.push)

@@ -23,6 +23,7 @@ from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Pe
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.counters import CounterSource, Sample, TrafficCounters, summed
 from splash_core.transport.factory import open_transport
+from splash_core.transport.link import BandwidthArbiter
 from splash_core.transport.options import TransportOptions
 
 
@@ -76,13 +77,23 @@ class Pusher:
 
     @classmethod
     @contextmanager
-    def open(cls, arena: ArenaMap, abi: KvAbi, options: TransportOptions) -> Iterator["Pusher"]:
-        """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more."""
+    def open(
+        cls, arena: ArenaMap, abi: KvAbi, options: TransportOptions, link: BandwidthArbiter | None = None
+    ) -> Iterator["Pusher"]:
+        """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more.
+
+        Args:
+            arena: the slot map.
+            abi: what peers must agree on.
+            options: of the transport.
+            link: whom writes ask for their turn, and whose counts are told too; None: one without a limit.
+        """
         memory = ArenaMemory(arena.arena_bytes)
-        transport = open_transport(options)
+        transport = open_transport(options, link)
         try:
             handle = transport.register(memory, abi)
             pusher = cls(transport, memory, handle, arena=arena, abi=abi)
+            pusher.sources += () if link is None else (link,)
             try:
                 yield pusher
             finally:

@@ -17,10 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from splash_core.engine.fake import FakeEngine
-from splash_core.engine.progress import StepProgress
+from splash_core.engine.link_steps import Engine, LinkedEngine
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.running import RunningStep
@@ -33,10 +32,10 @@ from splash_core.rpc.abi import kv_abi
 from splash_core.rpc.codec import plan_from_pb, process_to_pb, result_to_pb
 from splash_core.rpc.link import RankLink
 from splash_core.rpc.rank_config import ELEM_BYTES, RankConfig
-from splash_core.scheduling.step import StepPlan
 from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.link import RankLinks
 from splash_core.transport.reach import check_reach
 
 _log = logging.getLogger("splash.rank")
@@ -44,19 +43,6 @@ _IDLE_POLL_S = 0.5
 _LOOK_S = 1e-4
 """How often a rank looks for the next step while the device computes; it then waits for one or the other."""
 _REPORT_S = 0.25
-
-
-class Engine(Protocol):
-    """What computes a rank's steps: the real engine, or the one without weights."""
-
-    @property
-    def progress(self) -> StepProgress:
-        """How far it is."""
-        ...
-
-    def begin(self, plan: StepPlan) -> RunningStep:
-        """Begin with one plan."""
-        ...
 
 
 @contextmanager
@@ -104,12 +90,13 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         fingerprint=config.fingerprint,
         transport=config.transport.speaks,
     )
+    links = RankLinks.of(config.device, config.link_limits)
     with (
-        Pusher.open(arena, abi, config.transport) as pusher,
+        Pusher.open(arena, abi, config.transport, links.phase) as pusher,
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,
-        PushLane(pusher, engine.progress, config.link, rank) as lane,
+        PushLane(pusher, engine.progress, config.link, rank, links.phase) as lane,
     ):
         address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
         ready = rank_pb2.RankReady(
@@ -121,7 +108,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         )
         link.send(rank_pb2.FromRank(ready=ready))
         _log.info("ready after %.1f s", ready.load_s)
-        run_steps(link, engine, lane, num_ranks=config.num_ranks)
+        run_steps(link, LinkedEngine(engine, links.group), lane, num_ranks=config.num_ranks)
 
 
 class _LoadReports:

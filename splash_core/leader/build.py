@@ -5,13 +5,13 @@ Invariant: whatever cannot work is refused here, before any process is started, 
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from splash_core.config import GroupSettings
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
-from splash_core.cost.profile import analytical_profile
+from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.environment import cache_home
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import GroupId, Incarnation
@@ -105,12 +105,25 @@ class GroupBlueprint:
             return ""
         return self.infeasible.get(layout, f"{layout} is not among the group's --layouts")
 
+    @property
+    def shared_link_bps(self) -> float:
+        """Rate of a rank's link that switches and handoffs share, bytes/s; 0 where they have one each."""
+        return self._profile.link_bps if self.settings.device == "cpu" else 0.0
+
+    @property
+    def _profile(self) -> HardwareProfile:
+        profile = analytical_profile(computes_on(self.settings), dtype=self.dtype)
+        budget = self.settings.link_bytes_per_s
+        # On a host's CPUs one link carries everything, so its budget bounds switches too.
+        shared = bool(budget) and self.settings.device == "cpu"
+        return replace(profile, link_bps=min(profile.link_bps, budget)) if shared else profile
+
     def cost_model(self) -> CostModel:
         """Predicts step times on the ranks' devices."""
         return CostModel(
             spec=self.spec,
             precision=named_precision(self.dtype),
-            profile=analytical_profile(computes_on(self.settings), dtype=self.dtype),
+            profile=self._profile,
             num_ranks=self.settings.ranks,
         )
 

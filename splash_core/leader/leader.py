@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from splash_core.errors import GroupFailed, Unavailable
 from splash_core.ids import SeqId
+from splash_core.leader.link_notices import LinkNotices
 from splash_core.leader.pace import StepPace
 from splash_core.leader.part import NoPart, PhasePart
 from splash_core.leader.ranks import RankPool
@@ -23,6 +24,7 @@ from splash_core.leader.streams import Stream
 from splash_core.policy.snapshot import Snapshot
 from splash_core.scheduling.events import Event, FinishedEvent, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.step import StepPlan
 from splash_core.scheduling.under_way import MOST_UNDER_WAY
 
@@ -51,6 +53,7 @@ class GroupLeader:
         pace: StepPace,
         *,
         step_timeout_s: float,
+        shared_link_bps: float = 0.0,
     ) -> None:
         self.scheduler = scheduler
         self.ranks = ranks
@@ -59,9 +62,11 @@ class GroupLeader:
         self.failure: GroupFailed | None = None
         self.pending_push_bytes = 0
         """Bytes of pushes under way, for the policy."""
+        self.notices = LinkNotices()
         self._part: PhasePart = NoPart()
         self._pace = pace
         self._step_timeout_s = step_timeout_s
+        self._shared_link_bps = shared_link_bps
         self._streams: dict[SeqId, Stream] = {}
         self._wake = asyncio.Event()
         self._stop = False
@@ -185,9 +190,10 @@ class GroupLeader:
 
     def snapshot(self) -> Snapshot:
         """The scheduler's snapshot with what only the leader knows."""
+        seen = self.scheduler.snapshot(queued=self._part.queued())
         return replace(
-            self.scheduler.snapshot(queued=self._part.queued()),
-            pending_handoff_bytes=self.pending_push_bytes,
+            seen,
+            pending_handoff_bytes=seen.pending_handoff_bytes + self.pending_push_bytes,
             measured_step_s=self._pace.recent_s,
         )
 
@@ -206,6 +212,8 @@ class GroupLeader:
         """Plan a step and send it; False when there is none (yet)."""
         self._part.before_step()
         self.steering.at_boundary(self.snapshot)
+        link = LinkView(rate_bps=self._shared_link_bps, step_s=self._pace.recent_s or 0.0)
+        self.scheduler.leave_room(link, pushing_bytes=self.pending_push_bytes)
         plan = self.scheduler.next_plan()
         self.deliver(self.scheduler.take_events())
         if plan is None:
@@ -213,6 +221,7 @@ class GroupLeader:
         self._part.planned(plan)
         await self.ranks.begin(plan)
         self._sent.append(plan)
+        self.notices.under_way(self._sent)
         if len(self._sent) == 1:
             now = time.monotonic()
             self._paused_s = 0.0 if self._step_ended is None else now - self._step_ended
@@ -225,6 +234,7 @@ class GroupLeader:
         plan = self._sent[0]
         results = await self.ranks.finish(plan.step, timeout_s=self._step_timeout_s)
         self._sent.popleft()
+        self.notices.under_way(self._sent)
         self._pace.record(plan, max(result.times.total_s for result in results))
         self.deliver(self.scheduler.complete(results), plan)
         self._step_ended, self._step_began = time.monotonic(), None
@@ -256,6 +266,7 @@ class GroupLeader:
         """The group has ended: tell everybody who waits."""
         self.failure = error
         self._step_began = None
+        self.notices.under_way(())
         self.condition = GroupCondition.FAILED
         for stream in self._streams.values():
             stream.put(error)

@@ -7,8 +7,6 @@ no deadline here: it depends on another group, and ends when its ranks have repo
 
 import asyncio
 import logging
-import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +15,10 @@ from pathlib import Path
 from splash_core.environment import child_environment
 from splash_core.errors import GroupFailed
 from splash_core.ids import RankId, StepId
+from splash_core.leader.rank_child import RankCommand, exit_text, rank_command
 from splash_core.leader.traffic import GroupTraffic
 from splash_core.obs.logging import last_lines
-from splash_core.pb import rank_pb2
+from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc.codec import plan_to_pb, result_from_pb
 from splash_core.rpc.link import LeaderLink
 from splash_core.rpc.rank_config import RankConfig
@@ -29,13 +28,6 @@ from splash_core.scheduling.step import StepPlan, StepResult
 _log = logging.getLogger("splash.leader.ranks")
 _SETTLE_S = 0.3
 """After a rank's own error report, wait this long for a sibling's death: that is the cause, this the echo."""
-
-
-def exit_text(code: int) -> str:
-    """An exit code in words: `was killed by SIGKILL`, `exited with code 1`."""
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code}"
 
 
 @dataclass(slots=True)
@@ -56,6 +48,7 @@ class RankPool:
         *,
         folder: Path,
         on_loading: Callable[[int, int], None],
+        command: RankCommand = rank_command,
     ) -> None:
         """Nothing is started yet.
 
@@ -63,12 +56,14 @@ class RankPool:
             config: of all ranks.
             link: the leader's end of the wire.
             folder: for the ranks' configuration and output.
+            command: what starts a rank, from its number and the file with its configuration.
             on_loading: told the bytes of weights that all ranks have read, and are going to read.
         """
         self._config = config
         self._link = link
         self._folder = folder
         self._on_loading = on_loading
+        self._command = command
         self._loading: dict[RankId, rank_pb2.RankLoading] = {}
         self._processes: dict[RankId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -112,8 +107,7 @@ class RankPool:
         return tuple(self._ready[RankId(rank)] for rank in range(self._config.num_ranks))
 
     async def _spawn(self, rank: RankId, config_path: Path, parent_pid: int) -> None:
-        command = [sys.executable, "-m", "splash_core.engine.rank_process"]
-        command += ["--config", str(config_path), "--rank", str(rank), "--parent", str(parent_pid)]
+        command = [*self._command(rank, config_path), "--parent", str(parent_pid)]
         with (self._folder / f"rank-{rank}.err").open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -161,6 +155,10 @@ class RankPool:
         for known, rank in tuple(self._pushes):
             if known == push:
                 await self._send(rank, rank_pb2.ToRank(cancel_push=push))
+
+    async def tell_links(self, notice: common_pb2.LinkNotice) -> None:
+        """Tell all ranks' push lanes what another group's switches need of their links."""
+        await self._send_all(rank_pb2.ToRank(link=notice))
 
     async def stop(self, *, grace_s: float = 2.0) -> None:
         """End the ranks: asked first, then killed."""

@@ -28,6 +28,7 @@ from splash_core.leader.control import ControlServicer
 from splash_core.leader.host import reachable_host, threads_per_rank
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.pace import StepPace
+from splash_core.leader.rank_child import RankCommand, rank_command
 from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
 from splash_core.pb import control_pb2_grpc, rank_pb2
@@ -80,8 +81,13 @@ class GroupProcess:
     """One leader process."""
 
     def __init__(
-        self, blueprint: GroupBlueprint, make_phase: Callable[[GroupBlueprint, GroupLeader], PhaseService]
+        self,
+        blueprint: GroupBlueprint,
+        make_phase: Callable[[GroupBlueprint, GroupLeader], PhaseService],
+        command: RankCommand = rank_command,
     ) -> None:
+        """Nothing is started yet; `command` starts a rank."""
+        self._command = command
         self._blueprint = blueprint
         self._make_phase = make_phase
         settings = blueprint.settings
@@ -104,7 +110,11 @@ class GroupProcess:
             loop.add_signal_handler(name, asked.set)
         link = LeaderLink(ipc_address(self._socket_dir))
         ranks = RankPool(
-            self.rank_config(link.address), link, folder=self._folder, on_loading=self._tell_progress
+            self.rank_config(link.address),
+            link,
+            folder=self._folder,
+            on_loading=self._tell_progress,
+            command=self._command,
         )
         leader = self._leader(ranks)
         control = ControlServicer(self._blueprint, leader)
@@ -180,7 +190,14 @@ class GroupProcess:
             pace=pace,
             clock=clock,
         )
-        return GroupLeader(scheduler, ranks, steering, pace, step_timeout_s=blueprint.settings.step_timeout_s)
+        return GroupLeader(
+            scheduler,
+            ranks,
+            steering,
+            pace,
+            step_timeout_s=blueprint.settings.step_timeout_s,
+            shared_link_bps=blueprint.shared_link_bps,
+        )
 
     async def _listen(self, server: grpc.aio.Server) -> None:
         settings = self._blueprint.settings
@@ -240,6 +257,10 @@ class GroupProcess:
             graph_layouts=blueprint.recorded_layouts,
             graph_buckets=decode_buckets(settings.max_running, settings.ranks),
             graph_bytes=settings.graph_bytes,
+            link_bytes_per_s=settings.link_bytes_per_s,
+            link_chunk_bytes=settings.link_chunk_bytes,
+            link_in_flight=settings.link_in_flight,
+            link_pause_s=settings.link_pause_s,
             fake_step_s=settings.fake_step_s,
             transport=blueprint.transport,
         )

@@ -162,3 +162,11 @@ class ErrorDetail(_message.Message):
     retry_after_s: float
     nearest: str
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., code: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., nearest: _Optional[str] = ...) -> None: ...
+
+class LinkNotice(_message.Message):
+    __slots__ = ("near", "switching")
+    NEAR_FIELD_NUMBER: _ClassVar[int]
+    SWITCHING_FIELD_NUMBER: _ClassVar[int]
+    near: bool
+    switching: bool
+    def __init__(self, near: _Optional[bool] = ..., switching: _Optional[bool] = ...) -> None: ...

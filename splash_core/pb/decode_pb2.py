@@ -25,31 +25,33 @@ _sym_db = _symbol_database.Default()
 from splash_core.pb import common_pb2 as splash__core_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsplash_core/pb/decode.proto\x12\tsplash.v1\x1a\x1bsplash_core/pb/common.proto\"Z\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\x05\x12%\n\x08sampling\x18\x03 \x01(\x0b\x32\x13.splash.v1.Sampling\"\x94\x01\n\x0b\x44\x65\x63odeEvent\x12!\n\x05lease\x18\x01 \x01(\x0b\x32\x10.splash.v1.LeaseH\x00\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.splash.v1.DecodedTokensH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.splash.v1.DecodeFinishedH\x00\x42\x07\n\x05\x65vent\"K\n\rDecodedTokens\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\x12*\n\x08logprobs\x18\x02 \x03(\x0b\x32\x18.splash.v1.TokenLogprobs\"X\n\x0e\x44\x65\x63odeFinished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x17\n\nstop_token\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x42\r\n\x0b_stop_token\"d\n\nLeaseClaim\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12!\n\x06writer\x18\x04 \x01(\x0b\x32\x11.splash.v1.Writer\"v\n\x0eHandoffAbandon\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0e\n\x06writer\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07handoff\x18\x06 \x01(\x03\"`\n\x06Writer\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x05ranks\x18\x03 \x03(\x0b\x32\x12.splash.v1.Process\x12\x0f\n\x07handoff\x18\x04 \x01(\x03\"\xa2\x02\n\x0fHandoffComplete\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\x05\x12\x30\n\x0e\x66irst_logprobs\x18\x07 \x01(\x0b\x32\x18.splash.v1.TokenLogprobs\x12\x0e\n\x06writer\x18\x08 \x01(\t\x12\x11\n\tnum_pages\x18\t \x01(\x05\x12\x12\n\nnum_layers\x18\n \x01(\x05\x12\r\n\x05\x62ytes\x18\x0b \x01(\x03\x12\x16\n\x0e\x66irst_position\x18\x0c \x01(\x05\x12\x0f\n\x07handoff\x18\r \x01(\x03\".\n\nHandoffAck\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t2\x8e\x02\n\x06\x44\x65\x63ode\x12>\n\x08Generate\x12\x18.splash.v1.DecodeRequest\x1a\x16.splash.v1.DecodeEvent0\x01\x12:\n\nClaimLease\x12\x15.splash.v1.LeaseClaim\x1a\x15.splash.v1.HandoffAck\x12\x42\n\x0e\x41\x62\x61ndonHandoff\x12\x19.splash.v1.HandoffAbandon\x1a\x15.splash.v1.HandoffAck\x12\x44\n\x0f\x43ompleteHandoff\x12\x1a.splash.v1.HandoffComplete\x1a\x15.splash.v1.HandoffAckb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsplash_core/pb/decode.proto\x12\tsplash.v1\x1a\x1bsplash_core/pb/common.proto\"\x13\n\x11WatchLinksRequest\"Z\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\x05\x12%\n\x08sampling\x18\x03 \x01(\x0b\x32\x13.splash.v1.Sampling\"\x94\x01\n\x0b\x44\x65\x63odeEvent\x12!\n\x05lease\x18\x01 \x01(\x0b\x32\x10.splash.v1.LeaseH\x00\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x18.splash.v1.DecodedTokensH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.splash.v1.DecodeFinishedH\x00\x42\x07\n\x05\x65vent\"K\n\rDecodedTokens\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\x12*\n\x08logprobs\x18\x02 \x03(\x0b\x32\x18.splash.v1.TokenLogprobs\"X\n\x0e\x44\x65\x63odeFinished\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x17\n\nstop_token\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\x42\r\n\x0b_stop_token\"d\n\nLeaseClaim\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12!\n\x06writer\x18\x04 \x01(\x0b\x32\x11.splash.v1.Writer\"v\n\x0eHandoffAbandon\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0e\n\x06writer\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07handoff\x18\x06 \x01(\x03\"`\n\x06Writer\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x05ranks\x18\x03 \x03(\x0b\x32\x12.splash.v1.Process\x12\x0f\n\x07handoff\x18\x04 \x01(\x03\"\xa2\x02\n\x0fHandoffComplete\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\x05\x12\x30\n\x0e\x66irst_logprobs\x18\x07 \x01(\x0b\x32\x18.splash.v1.TokenLogprobs\x12\x0e\n\x06writer\x18\x08 \x01(\t\x12\x11\n\tnum_pages\x18\t \x01(\x05\x12\x12\n\nnum_layers\x18\n \x01(\x05\x12\r\n\x05\x62ytes\x18\x0b \x01(\x03\x12\x16\n\x0e\x66irst_position\x18\x0c \x01(\x05\x12\x0f\n\x07handoff\x18\r \x01(\x03\".\n\nHandoffAck\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xd3\x02\n\x06\x44\x65\x63ode\x12>\n\x08Generate\x12\x18.splash.v1.DecodeRequest\x1a\x16.splash.v1.DecodeEvent0\x01\x12:\n\nClaimLease\x12\x15.splash.v1.LeaseClaim\x1a\x15.splash.v1.HandoffAck\x12\x42\n\x0e\x41\x62\x61ndonHandoff\x12\x19.splash.v1.HandoffAbandon\x1a\x15.splash.v1.HandoffAck\x12\x44\n\x0f\x43ompleteHandoff\x12\x1a.splash.v1.HandoffComplete\x1a\x15.splash.v1.HandoffAck\x12\x43\n\nWatchLinks\x12\x1c.splash.v1.WatchLinksRequest\x1a\x15.splash.v1.LinkNotice0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splash_core.pb.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DECODEREQUEST']._serialized_start=71
-  _globals['_DECODEREQUEST']._serialized_end=161
-  _globals['_DECODEEVENT']._serialized_start=164
-  _globals['_DECODEEVENT']._serialized_end=312
-  _globals['_DECODEDTOKENS']._serialized_start=314
-  _globals['_DECODEDTOKENS']._serialized_end=389
-  _globals['_DECODEFINISHED']._serialized_start=391
-  _globals['_DECODEFINISHED']._serialized_end=479
-  _globals['_LEASECLAIM']._serialized_start=481
-  _globals['_LEASECLAIM']._serialized_end=581
-  _globals['_HANDOFFABANDON']._serialized_start=583
-  _globals['_HANDOFFABANDON']._serialized_end=701
-  _globals['_WRITER']._serialized_start=703
-  _globals['_WRITER']._serialized_end=799
-  _globals['_HANDOFFCOMPLETE']._serialized_start=802
-  _globals['_HANDOFFCOMPLETE']._serialized_end=1092
-  _globals['_HANDOFFACK']._serialized_start=1094
-  _globals['_HANDOFFACK']._serialized_end=1140
-  _globals['_DECODE']._serialized_start=1143
-  _globals['_DECODE']._serialized_end=1413
+  _globals['_WATCHLINKSREQUEST']._serialized_start=71
+  _globals['_WATCHLINKSREQUEST']._serialized_end=90
+  _globals['_DECODEREQUEST']._serialized_start=92
+  _globals['_DECODEREQUEST']._serialized_end=182
+  _globals['_DECODEEVENT']._serialized_start=185
+  _globals['_DECODEEVENT']._serialized_end=333
+  _globals['_DECODEDTOKENS']._serialized_start=335
+  _globals['_DECODEDTOKENS']._serialized_end=410
+  _globals['_DECODEFINISHED']._serialized_start=412
+  _globals['_DECODEFINISHED']._serialized_end=500
+  _globals['_LEASECLAIM']._serialized_start=502
+  _globals['_LEASECLAIM']._serialized_end=602
+  _globals['_HANDOFFABANDON']._serialized_start=604
+  _globals['_HANDOFFABANDON']._serialized_end=722
+  _globals['_WRITER']._serialized_start=724
+  _globals['_WRITER']._serialized_end=820
+  _globals['_HANDOFFCOMPLETE']._serialized_start=823
+  _globals['_HANDOFFCOMPLETE']._serialized_end=1113
+  _globals['_HANDOFFACK']._serialized_start=1115
+  _globals['_HANDOFFACK']._serialized_end=1161
+  _globals['_DECODE']._serialized_start=1164
+  _globals['_DECODE']._serialized_end=1503
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,10 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class WatchLinksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DecodeRequest(_message.Message):
     __slots__ = ("request_id", "prompt", "sampling")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

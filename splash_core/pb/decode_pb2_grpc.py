@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from splash_core.pb import common_pb2 as splash__core_dot_pb_dot_common__pb2
 from splash_core.pb import decode_pb2 as splash__core_dot_pb_dot_decode__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -54,6 +55,11 @@ class DecodeStub:
                 request_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffComplete.SerializeToString,
                 response_deserializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
                 _registered_method=True)
+        self.WatchLinks = channel.unary_stream(
+                '/splash.v1.Decode/WatchLinks',
+                request_serializer=splash__core_dot_pb_dot_decode__pb2.WatchLinksRequest.SerializeToString,
+                response_deserializer=splash__core_dot_pb_dot_common__pb2.LinkNotice.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -91,6 +97,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchLinks(self, request, context):
+        """What switches here need of the links that writers share with them: now, and at every change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +126,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.CompleteHandoff,
                     request_deserializer=splash__core_dot_pb_dot_decode__pb2.HandoffComplete.FromString,
                     response_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.SerializeToString,
+            ),
+            'WatchLinks': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLinks,
+                    request_deserializer=splash__core_dot_pb_dot_decode__pb2.WatchLinksRequest.FromString,
+                    response_serializer=splash__core_dot_pb_dot_common__pb2.LinkNotice.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +241,33 @@ class Decode:
             '/splash.v1.Decode/CompleteHandoff',
             splash__core_dot_pb_dot_decode__pb2.HandoffComplete.SerializeToString,
             splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchLinks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/splash.v1.Decode/WatchLinks',
+            splash__core_dot_pb_dot_decode__pb2.WatchLinksRequest.SerializeToString,
+            splash__core_dot_pb_dot_common__pb2.LinkNotice.FromString,
             options,
             channel_credentials,
             insecure,

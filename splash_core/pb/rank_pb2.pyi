@@ -102,7 +102,7 @@ class SequenceStep(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sample: _Optional[bool] = ..., drawn_in: _Optional[int] = ..., before: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage", "precopy", "ahead", "taken_seq", "taken_pages")
+    __slots__ = ("step", "epoch", "layout", "sequences", "started", "tables", "finished", "manifest", "mode", "form", "cp_storage", "precopy", "ahead", "taken_seq", "taken_pages", "switch_near")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class StepPlan(_message.Message):
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     TAKEN_SEQ_FIELD_NUMBER: _ClassVar[int]
     TAKEN_PAGES_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_NEAR_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     layout: str
@@ -133,7 +134,8 @@ class StepPlan(_message.Message):
     ahead: _containers.RepeatedCompositeFieldContainer[TableUpdate]
     taken_seq: _containers.RepeatedScalarFieldContainer[int]
     taken_pages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceStep, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., finished: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., mode: _Optional[str] = ..., form: _Optional[str] = ..., cp_storage: _Optional[str] = ..., precopy: _Optional[_Union[PrecopyBatch, _Mapping]] = ..., ahead: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., taken_seq: _Optional[_Iterable[int]] = ..., taken_pages: _Optional[_Iterable[int]] = ...) -> None: ...
+    switch_near: bool
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., layout: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceStep, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., finished: _Optional[_Iterable[int]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., mode: _Optional[str] = ..., form: _Optional[str] = ..., cp_storage: _Optional[str] = ..., precopy: _Optional[_Union[PrecopyBatch, _Mapping]] = ..., ahead: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., taken_seq: _Optional[_Iterable[int]] = ..., taken_pages: _Optional[_Iterable[int]] = ..., switch_near: _Optional[bool] = ...) -> None: ...
 
 class SampledToken(_message.Message):
     __slots__ = ("seq", "token", "logprobs")
@@ -260,16 +262,18 @@ class RankFailure(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ToRank(_message.Message):
-    __slots__ = ("step", "push", "stop", "cancel_push")
+    __slots__ = ("step", "push", "stop", "cancel_push", "link")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CANCEL_PUSH_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     step: StepPlan
     push: PushPages
     stop: bool
     cancel_push: int
-    def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ..., cancel_push: _Optional[int] = ...) -> None: ...
+    link: _common_pb2.LinkNotice
+    def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ..., cancel_push: _Optional[int] = ..., link: _Optional[_Union[_common_pb2.LinkNotice, _Mapping]] = ...) -> None: ...
 
 class FromRank(_message.Message):
     __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open", "traffic")

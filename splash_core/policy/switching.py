@@ -18,6 +18,7 @@ from splash_core.policy.decision import Cause, Decision, Verdict
 from splash_core.policy.outlook import Outlook, outlooks
 from splash_core.policy.snapshot import Phase, Snapshot
 from splash_core.policy.state import PolicyState
+from splash_core.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,8 @@ def _worth(
     if wait > 0:
         return hold(Cause.DWELL, f"{wait:.1f} s of the dwell are left")
     if gain <= cost.total_s:
-        return hold(Cause.COST, f"gain {gain * 1e3:.1f} ms does not pay for {cost.total_s * 1e3:.1f} ms")
+        price = f"{cost.total_s * 1e3:.1f} ms{_handoffs(snapshot, cost)}"
+        return hold(Cause.COST, f"gain {gain * 1e3:.1f} ms does not pay for {price}")
     spent = state.spent_in_minute(now)
     if (spent + cost.exposed_s) * 1e3 > config.exposed_ms_per_minute:
         return hold(
@@ -211,6 +213,14 @@ def _cost(snapshot: Snapshot, model: CostModel, look: Outlook) -> SwitchCost:
     )
 
 
+def _handoffs(snapshot: Snapshot, cost: SwitchCost) -> str:
+    """What handoffs under way add to a price, in words; empty where they add nothing."""
+    if not cost.delayed_s:
+        return ""
+    size = format_bytes(snapshot.pending_handoff_bytes)
+    return f", {cost.delayed_s * 1e3:.1f} ms of it for {size} of handoffs under way"
+
+
 def _unreachable(snapshot: Snapshot, looks: Mapping[Layout, Outlook], layout: Layout) -> str:
     """Why `layout` can never be entered, or an empty text; whether it can be now, the planner says."""
     if layout in looks:
@@ -263,6 +273,7 @@ def _record(
             "longest_context": max(contexts, default=0),
             "owner_tokens": list(snapshot.owner_tokens),
             "pending_handoff_bytes": snapshot.pending_handoff_bytes,
+            "handoff_delay_ms": 0.0 if finding.cost is None else finding.cost.delayed_s * 1e3,
             "measured_ms": None if measured is None else measured * 1e3,
             "age_s": snapshot.ages.by_name(),
             "admitted": {layout.value: look.admitted for layout, look in looks.items()},

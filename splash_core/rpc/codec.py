@@ -152,6 +152,7 @@ def plan_to_pb(value: StepPlan) -> rank_pb2.StepPlan:
         ahead=[_table_to_pb(table) for table in value.ahead],
         taken_seq=[rows.seq for rows in value.taken],
         taken_pages=[rows.num_pages for rows in value.taken],
+        switch_near=value.switch_near,
         form=value.form,
         cp_storage=value.cp_storage,
     )
@@ -188,6 +189,7 @@ def plan_from_pb(message: rank_pb2.StepPlan, *, num_ranks: int) -> StepPlan:
             TakenRows(seq=SeqId(seq), num_pages=pages)
             for seq, pages in zip(message.taken_seq, message.taken_pages, strict=True)
         ),
+        switch_near=message.switch_near,
         form=AttentionForm(message.form),
         cp_storage=CpStorage(message.cp_storage),
     )

@@ -34,5 +34,8 @@ def server_keepalive(*, silence_s: float = 20.0, answer_s: float = 20.0) -> Opti
         ("grpc.http2.max_pings_without_data", 0),
         # A server's default hangs up on callers that ping more often than every five minutes.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        # Pings sent far apart arrive close together at a leader that was held up. Hanging up on the third, as
+        # by default, would end every call of a caller that did nothing wrong.
+        ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
     )

@@ -35,8 +35,12 @@ class LeaderLink:
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     async def send(self, rank: RankId, message: rank_pb2.ToRank) -> None:
-        """Send one frame to a rank, a push to its push lane; raises `GroupFailed` if not connected."""
-        lane = PUSH_LANE if message.WhichOneof("message") in ("push", "cancel_push") else ""
+        """Send one frame to a rank, what concerns pushes to its push lane.
+
+        Raises:
+            GroupFailed: it is not connected.
+        """
+        lane = PUSH_LANE if message.WhichOneof("message") in ("push", "cancel_push", "link") else ""
         try:
             await self._socket.send_multipart([f"{rank}{lane}".encode(), message.SerializeToString()])
         except zmq.ZMQError as error:

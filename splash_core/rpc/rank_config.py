@@ -5,10 +5,12 @@ All ranks read the same file, so ranks cannot disagree on a size; only the rank'
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from splash_core.layout.layout import Layout
+from splash_core.transport.arbiter import LinkLimits
 from splash_core.transport.options import TransportOptions
 
 ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
@@ -56,10 +58,25 @@ class RankConfig:
     """Home rows per rank of those steps."""
     graph_bytes: int = 0
     """Device memory that they may take."""
+    link_bytes_per_s: float = 0.0
+    """Budget of the link to other groups; 0: none."""
+    link_chunk_bytes: int = LinkLimits.chunk_bytes
+    link_in_flight: int = LinkLimits.in_flight
+    link_pause_s: float = LinkLimits.pause_s
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
     transport: TransportOptions = TransportOptions()
     """How they reach other groups' memory."""
+
+    @property
+    def link_limits(self) -> LinkLimits:
+        """What a rank may ask of its link."""
+        return LinkLimits(
+            rate_bps=self.link_bytes_per_s or math.inf,
+            chunk_bytes=self.link_chunk_bytes,
+            in_flight=self.link_in_flight,
+            pause_s=self.link_pause_s,
+        )
 
     def write(self, path: Path) -> None:
         """Store as JSON."""

@@ -112,6 +112,7 @@ class Views:
         queued: Seq[WaitingSequence],
         infeasible: Mapping[Layout, str],
         switch_pending: bool,
+        landing_bytes: int = 0,
     ) -> Snapshot:
         """What a policy may see.
 
@@ -120,6 +121,7 @@ class Views:
             queued: requests that wait outside the scheduler (a decode leader's queue).
             infeasible: why each layout that the group may not run is not feasible.
             switch_pending: a switch is scheduled.
+            landing_bytes: of handoffs that come into the group.
         """
         running = self._roster.within(SeqState.RUNNING, SeqState.LANDED)
         waiting = [self._waiting(sequence) for sequence in self._roster.within(SeqState.WAITING)]
@@ -140,6 +142,7 @@ class Views:
                 for layout in shown_layouts((*self._config.layouts, *infeasible))
             },
             owner_tokens=self._owner_tokens(),
+            pending_handoff_bytes=landing_bytes,
             switch_pending=switch_pending,
         )
 

@@ -21,6 +21,7 @@ from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan, StepResult, TokenLogprobs
@@ -167,6 +168,10 @@ class GroupScheduler:
             return None
         return self._parts.switcher.request(layout, mode)
 
+    def leave_room(self, link: LinkView, *, pushing_bytes: int) -> None:
+        """Before a step is planned: copies ahead give way to handoffs, from this group or into it."""
+        self._parts.switcher.ahead.leave_room(link, pushing_bytes + self._parts.intake.landing_bytes)
+
     def next_plan(self) -> StepPlan | None:
         """The next step; None when there is nothing to run now.
 
@@ -187,7 +192,7 @@ class GroupScheduler:
         ahead = self._parts.switcher.ahead.next_step()
         if not rows and boundary.manifest is None and ahead is None:
             return None
-        plan = self._parts.writer.write(rows, boundary, ahead)
+        plan = self._parts.writer.write(rows, boundary, ahead, switch_near=self._parts.switcher.copying)
         self._parts.pushes.planned(plan)
         self._under_way.send(SentStep(plan, rows, layout, epoch, boundary.ahead))
         return plan
@@ -275,6 +280,7 @@ class GroupScheduler:
             queued=queued,
             infeasible=self._infeasible,
             switch_pending=self._parts.switcher.pending,
+            landing_bytes=self._parts.intake.landing_bytes,
         )
 
     def audit(self, *, every_page: bool = False) -> GroupAuditData:
@@ -288,11 +294,6 @@ class GroupScheduler:
 
     def check_integrity(self) -> None:
         """Prove the invariants of the group; raises `InvariantBroken`."""
-        check_integrity(
-            self._parts.roster,
-            self._parts.residency,
-            self._parts.admission.quarantine,
-            self._parts.pushes,
-        )
-        page_size = self._parts.residency.table.arena.page_size
-        self._under_way.check_integrity(self._parts.roster, page_size=page_size)
+        parts = self._parts
+        check_integrity(parts.roster, parts.residency, parts.admission.quarantine, parts.pushes)
+        self._under_way.check_integrity(parts.roster, page_size=parts.residency.table.arena.page_size)

@@ -146,6 +146,11 @@ class Intake:
         # No rank runs it again: pushes name slots.
         self._residency.forget_mirror(sequence)
 
+    @property
+    def landing_bytes(self) -> int:
+        """Bytes that writers outside have said they will write, and have not."""
+        return self._leases.claimed_pages * self._residency.table.arena.slot_bytes
+
     def opened(self) -> tuple[OpenLease, ...]:
         """Open leases, for audits."""
         return self._leases.opened(self._clock())

@@ -269,6 +269,11 @@ class LeaseBook:
         entry = self._open.get(lease)
         return None if entry is None else entry.grant.seq
 
+    @property
+    def claimed_pages(self) -> int:
+        """Page copies that writers may be writing."""
+        return sum(len(entry.grant.pages) for entry in self._open.values() if entry.writer)
+
     def opened(self, now: float) -> tuple[OpenLease, ...]:
         """All open leases, oldest first."""
         return tuple(

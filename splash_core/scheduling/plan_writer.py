@@ -26,7 +26,9 @@ class PlanWriter:
         self._residency = residency
         self._present = present
 
-    def write(self, rows: tuple[Rows, ...], boundary: Boundary, ahead: AheadStep | None) -> StepPlan:
+    def write(
+        self, rows: tuple[Rows, ...], boundary: Boundary, ahead: AheadStep | None, *, switch_near: bool
+    ) -> StepPlan:
         """The plan of the next step."""
         for update in () if ahead is None else ahead.rows:
             self._mirrors.tell_ahead(update)
@@ -47,6 +49,7 @@ class PlanWriter:
             precopy=None if ahead is None else ahead.batch,
             ahead=() if ahead is None else ahead.rows,
             taken=delta.taken,
+            switch_near=switch_near,
             form=choose_form(self._spec, self._present.rule, chunks),
             cp_storage=choose_cp_storage(self._spec, self._present.rule, chunks),
         )

@@ -17,6 +17,7 @@ from splash_core.layout.ownership import NO_SLOT
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
+from splash_core.scheduling.precopy_pace import PrecopyPace
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 from splash_core.scheduling.step import TableUpdate, TakenRows
@@ -63,6 +64,7 @@ class Precopy:
         mirrors: Mirrors,
         owners: OwnerAssignment,
         config: SchedulerConfig,
+        pace: PrecopyPace,
     ) -> None:
         self.layout = layout
         self.fallback = ""
@@ -77,6 +79,8 @@ class Precopy:
         self._present = present
         self._mirrors = mirrors
         self._owners = owners
+        self._pace = pace
+        self._yielded = pace.yielded
         self._staging_bytes = config.staging_bytes
         arena = residency.table.arena
         weights = weight_primitives(present.layout, layout, num_ranks=arena.num_ranks)
@@ -86,9 +90,9 @@ class Precopy:
         self._lent = present.rule.lends & self._rule.lends
         self._num_layers = arena.num_layers if self._gathered else 0
         self._num_gathered = 0
-        rate, layer_bytes = config.precopy_bytes_per_step, arena.gather_bytes_per_layer(self._gathered)
+        rate, self._layer_bytes = config.precopy_bytes_per_step, arena.gather_bytes_per_layer(self._gathered)
         self._pages_a_step = max(rate // arena.slot_bytes, 1)
-        self._layers_a_step = max(rate // max(layer_bytes, 1), 1)
+        self._layers_a_step = max(rate // max(self._layer_bytes, 1), 1)
         self._cursors: dict[SeqId, _Cursor] = {}
         self._caught_up = False
         self._boundaries_left = self._begin()
@@ -101,13 +105,15 @@ class Precopy:
     def due(self) -> bool:
         """True when the switching step should come now; to be asked once at each boundary."""
         due = self.falls_due
-        self._boundaries_left -= 1
+        # A step that has given way to handoffs does not count.
+        self._boundaries_left += self._pace.yielded - self._yielded - 1
+        self._yielded = self._pace.yielded
         return due
 
     @property
     def falls_due(self) -> bool:
         """What `due` will answer if nothing happens before."""
-        if self.fallback or self._caught_up or self._boundaries_left <= 0:
+        if self.fallback or self._caught_up or self._boundaries_left + self._pace.yielded <= self._yielded:
             return True
         left = any(self._cursor(s).next < self._full_pages(s) for s in self._running())
         return not left and self._num_gathered == self._num_layers
@@ -143,11 +149,16 @@ class Precopy:
         if self.fallback or self.under_weights:
             return None
         if self._num_gathered < self._num_layers:
-            first = self._num_gathered
-            self._num_gathered = min(first + self._layers_a_step, self._num_layers)
+            first, count = self._num_gathered, self._pace.take(self._layer_bytes)
+            if not count:
+                return None
+            self._num_gathered = min(first + count, self._num_layers)
             layers = tuple(range(first, self._num_gathered))
             return AheadStep(batch=PrecopyBatch(weight_layers=layers, gathered=self._gathered), rows=())
-        copies = PageCopies(self._pages_a_step)
+        count = self._pace.take(self._residency.table.arena.slot_bytes)
+        if not count:
+            return None
+        copies = PageCopies(count)
         rows: list[TableUpdate] = []
         left, self._caught_up = _PAGES_A_STEP, True
         for sequence in self._running():

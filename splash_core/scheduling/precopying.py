@@ -12,6 +12,7 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopy import AheadStep, Precopy
+from splash_core.scheduling.precopy_pace import LinkView, PrecopyPace, left_by_handoffs
 from splash_core.scheduling.residency import Present, Residency
 from splash_core.scheduling.sequence import Roster
 from splash_core.scheduling.step import StepResult, TakenRows
@@ -56,6 +57,7 @@ class CopyingAhead:
         self._owners = owners
         self._config = config
         self._precopy: Precopy | None = None
+        self._pace = PrecopyPace(config.precopy_bytes_per_step)
 
     @property
     def layout(self) -> Layout | None:
@@ -67,11 +69,17 @@ class CopyingAhead:
         """Owners that copies ahead have been made for."""
         return NO_OWNERS if self._precopy is None else self._precopy.promised
 
+    def leave_room(self, link: LinkView, pending_bytes: int) -> None:
+        """Before a boundary: the next step's copies leave so many bytes of handoffs their part."""
+        shared = link.shared_with(pending_bytes, self._residency.num_ranks)
+        self._pace.free_bytes = left_by_handoffs(shared, most=self._config.precopy_bytes_per_step)
+
     def goes_on(self, layout: Layout, mode: SwitchMode) -> bool:
         """At a boundary: True while the switch to `layout` copies ahead; False when it is due."""
         if mode is not SwitchMode.PRECOPIED:
             return False
         if self._precopy is None:
+            self._pace = PrecopyPace(self._config.precopy_bytes_per_step, self._pace.free_bytes)
             self._precopy = Precopy(
                 layout,
                 roster=self._roster,
@@ -80,6 +88,7 @@ class CopyingAhead:
                 mirrors=self._mirrors,
                 owners=self._owners,
                 config=self._config,
+                pace=self._pace,
             )
         # Gathered weights must stay what they are: from now on no page goes where they are.
         self._residency.avoid_borrowed |= self._precopy.fills

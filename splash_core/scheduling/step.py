@@ -98,6 +98,8 @@ class StepPlan:
     """Rows to come: to be kept, from `first_page` on, until they are taken, replaced or told anew."""
     taken: tuple[TakenRows, ...] = ()
     """Applied before `tables`."""
+    switch_near: bool = False
+    """A switch copies ahead and will come soon: what else uses the ranks' links keeps itself short."""
     form: AttentionForm = AttentionForm.ABSORBED
     cp_storage: CpStorage = CpStorage.PASS_Q
 

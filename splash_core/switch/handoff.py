@@ -89,7 +89,7 @@ def plan_handoff(
     Args:
         source: the prefill group's copies of pages `first_index …` of the request.
         landing: where the decode group wants them; pages beyond the source (room to grow) are left out.
-        first_index: page index of `source[0]`, when pages are pushed as chunks finish.
+        first_index: page index of `source[0]`, when pages are pushed as steps fill them.
 
     Raises:
         InvariantBroken: a source page has no holder or no landing, or a landing slot is named twice.

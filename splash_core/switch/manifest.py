@@ -91,6 +91,16 @@ class SwitchManifest:
         """All page moves in execution order."""
         return tuple(move for chunk in (*self.boundary_chunks, *self.layer_chunks) for move in chunk)
 
+    @property
+    def takes_the_link(self) -> bool:
+        """True for a switch in which ranks send each other something; a relocation is small, and is none."""
+        if self.layout_from is self.layout_to:
+            return False
+        if self.weights is Primitive.ALL_GATHER:
+            return True
+        chunks = (*self.boundary_chunks, *self.layer_chunks)
+        return any(move.src != move.dst for chunk in chunks for move in chunk)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:

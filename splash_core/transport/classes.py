@@ -1,4 +1,4 @@
-"""Classes of traffic on a rank's links."""
+"""What shares a rank's links. Invariant: the order of the classes is the order of their urgency."""
 
 from enum import IntEnum
 

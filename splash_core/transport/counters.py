@@ -25,8 +25,10 @@ class Count(StrEnum):
     """Operations that have begun and not ended."""
     HELD_SECONDS = "held_seconds_total"
     """Time that operations waited for what they are to carry to be computed."""
+    WAITS = "waits_total"
+    """Pieces of operations that waited for their turn on a link."""
     WAIT_SECONDS = "wait_seconds_total"
-    """Time that operations waited for their turn on a link."""
+    """Time that they waited."""
     MOVING_SECONDS = "moving_seconds_total"
     """Time from an operation's first byte to its end, waits for its turn included."""
 

@@ -17,6 +17,7 @@ from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, MemoryHandle, Op, Peer, TrafficClass, Transport
 from splash_core.transport.bounds import check_bounds
+from splash_core.transport.link import BandwidthArbiter
 from splash_core.transport.mooncake_library import new_engine
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_probe import Prober
@@ -41,8 +42,10 @@ class _Silence:
 class MooncakeTransport(Transport):
     """The `Transport` of ranks that share no memory."""
 
-    def __init__(self, options: TransportOptions) -> None:
+    def __init__(self, options: TransportOptions, link: BandwidthArbiter | None = None) -> None:
+        """Writes ask `link` for their turn; None: one of its own, without a limit."""
         self._options = options
+        self._link = link or BandwidthArbiter()
         self._memory: ArenaMemory | None = None
         self._server: MooncakeServer | None = None
         self._prober = Prober(options)
@@ -79,6 +82,7 @@ class MooncakeTransport(Transport):
             link,
             start_wire=self._start_wire,
             patience_s=_PATIENCE * self._options.stall_timeout_s,
+            arbiter=self._link,
         )
         self._keep(address, session)
         return session.peer

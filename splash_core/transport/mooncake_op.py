@@ -15,13 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from typing_extensions import override
 
-from splash_core.transport.base import Descriptor, Op, OpState, OpStatus, TrafficClass
-from splash_core.units import MIB
-
-PIECE_BYTES = 4 * MIB
-"""The most of one submission: what a more urgent operation, a cancel or a deadline waits for."""
-
-Order = tuple[TrafficClass, int]
+from splash_core.transport.base import Descriptor, Op, OpState, OpStatus
+from splash_core.transport.turns import Turns
 
 
 class MooncakeOp(Op):
@@ -31,13 +26,15 @@ class MooncakeOp(Op):
         self,
         descriptors: Sequence[Descriptor],
         *,
-        order: Order,
         deadline: float,
         attempt: int,
         changed: threading.Condition,
+        turns: Turns,
+        piece_bytes: int,
     ) -> None:
-        self.order = order
-        self._waiting = deque(pieces(descriptors))
+        self.turns = turns
+        """At the link; the session that writes asks for them."""
+        self._waiting = deque(pieces(descriptors, piece_bytes))
         self._deadline = deadline
         self._attempt = attempt
         self._changed = changed
@@ -84,6 +81,15 @@ class MooncakeOp(Op):
         """True when there is a piece to take."""
         return bool(self._waiting) and not self._status().state.is_final
 
+    def next_bytes(self, most: int) -> int:
+        """Of the next pieces that make up at most `most` bytes together, and of one at least."""
+        total = 0
+        for piece in self._waiting:
+            if total and total + piece.num_bytes > most:
+                break
+            total += piece.num_bytes
+        return total
+
     def peek(self) -> Descriptor:
         """The piece that `take` would take."""
         return self._waiting[0]
@@ -92,12 +98,15 @@ class MooncakeOp(Op):
         """Hand out the next piece."""
         self._state = OpState.RUNNING
         self._in_flight += 1
-        return self._waiting.popleft()
+        piece = self._waiting.popleft()
+        self.turns.spend(piece.num_bytes)
+        return piece
 
     def written(self, num_bytes: int) -> None:
         """A piece has landed whole."""
         self._in_flight -= 1
         self._written += num_bytes
+        self.turns.landed(num_bytes)
         if not self._waiting and self._in_flight == 0 and self._doubtful == 0:
             self._finish(OpState.DONE)
         self._changed.notify_all()
@@ -128,8 +137,8 @@ class MooncakeOp(Op):
             self._changed.notify_all()
 
 
-def pieces(descriptors: Sequence[Descriptor]) -> Iterator[Descriptor]:
-    """The same bytes in the same order: neighbours on both sides joined, then cut to `PIECE_BYTES`.
+def pieces(descriptors: Sequence[Descriptor], most: int) -> Iterator[Descriptor]:
+    """The same bytes in the same order: neighbours on both sides joined, then cut to `most` bytes each.
 
     A submission costs tens of microseconds however short it is, so whole runs of pages go together.
     """
@@ -140,13 +149,13 @@ def pieces(descriptors: Sequence[Descriptor]) -> Iterator[Descriptor]:
         elif (run.src + run.num_bytes, run.dst + run.num_bytes) == (descriptor.src, descriptor.dst):
             run = Descriptor(run.src, run.dst, run.num_bytes + descriptor.num_bytes)
         else:
-            yield from _cut(run)
+            yield from _cut(run, most)
             run = descriptor
     if run is not None:
-        yield from _cut(run)
+        yield from _cut(run, most)
 
 
-def _cut(run: Descriptor) -> Iterator[Descriptor]:
-    for start in range(0, run.num_bytes, PIECE_BYTES):
-        size = min(PIECE_BYTES, run.num_bytes - start)
+def _cut(run: Descriptor, most: int) -> Iterator[Descriptor]:
+    for start in range(0, run.num_bytes, most):
+        size = min(most, run.num_bytes - start)
         yield Descriptor(run.src + start, run.dst + start, size)

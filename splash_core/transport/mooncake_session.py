@@ -9,23 +9,36 @@ quiesced.
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from splash_core.errors import SplashError
-from splash_core.transport.base import Descriptor, Peer, TrafficClass
+from splash_core.transport.base import Descriptor, Peer
+from splash_core.transport.classes import TrafficClass
+from splash_core.transport.link import BandwidthArbiter
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_op import MooncakeOp
 from splash_core.transport.mooncake_wire import Flight, Wire
+from splash_core.transport.turns import Turns
 
 _log = logging.getLogger("splash.transport")
 _POLL_S = 0.0002
 _FENCE_PAUSE_S = 0.25
+_LOOK_S = 0.02
+"""Longest time between two looks while nobody's turn comes."""
 
 
 class Session:
     """One session; its thread ends when it is closed, or broken and fenced."""
 
-    def __init__(self, link: PeerLink, *, start_wire: Callable[[PeerLink], Wire], patience_s: float) -> None:
+    def __init__(
+        self,
+        link: PeerLink,
+        *,
+        start_wire: Callable[[PeerLink], Wire],
+        patience_s: float,
+        arbiter: BandwidthArbiter,
+    ) -> None:
         """Nothing is sent yet.
 
         Args:
@@ -33,15 +46,19 @@ class Session:
             start_wire: makes what carries its bytes, at the first write.
             patience_s: the longest wait for any news of what is in flight; the library's own timeouts should
                 be shorter.
+            arbiter: of the link that its writes use.
         """
         self.peer = Peer(address=str(link.address), num_bytes=link.welcome.num_bytes)
         self._link = link
         self._start_wire = start_wire
         self._patience_s = patience_s
+        self._arbiter = arbiter
+        self._granted: deque[MooncakeOp] = deque()
+        """Operations that may submit something, in the order in which their turns came."""
+        self._awake = threading.Event()
         self._wire: Wire | None = None
         self._changed = threading.Condition()
         self._ops: list[MooncakeOp] = []
-        self._num_writes = 0
         self._trouble = ""
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="mooncake-session", daemon=True)
@@ -62,19 +79,21 @@ class Session:
     ) -> MooncakeOp:
         """Queue a write; it fails at once if the session cannot be used any more."""
         with self._changed:
-            self._num_writes += 1
+            flow = self._arbiter.flow(traffic, deadline_s=deadline_s, wake=self._awake.set)
             op = MooncakeOp(
                 descriptors,
-                order=(traffic, self._num_writes),
+                turns=Turns(flow),
+                piece_bytes=self._arbiter.chunk_bytes,
                 deadline=time.monotonic() + deadline_s,
                 attempt=attempt,
                 changed=self._changed,
             )
             if self._trouble:
                 op.fail(self._trouble)
+                op.turns.end()
             else:
                 self._ops.append(op)
-            self._changed.notify_all()
+            self._wake()
         return op
 
     def close(self, *, drain: bool) -> None:
@@ -84,7 +103,7 @@ class Session:
             if not drain:
                 for op in self._ops:
                     op.cancel()
-            self._changed.notify_all()
+            self._wake()
 
     def join(self) -> None:
         """Wait until all is quiet and the thread has ended."""
@@ -114,7 +133,9 @@ class Session:
         """True when something is to be written, drained or fenced; False at the session's end."""
         with self._changed:
             while True:
-                self._ops = [op for op in self._ops if not op.quiesced]
+                for op in [op for op in self._ops if op.quiesced]:
+                    op.turns.end()
+                    self._ops.remove(op)
                 if self._ops:
                     return True
                 if self._closing or self._trouble:
@@ -122,7 +143,7 @@ class Session:
                 self._changed.wait()
 
     def _submit(self) -> None:
-        """Hand out pieces until the window is full, the most urgent operation's first."""
+        """Hand out pieces until the window is full, of operations whose turn it is."""
         try:
             wire = self._wire = self._wire or self._start_wire(self._link)
         except SplashError as error:
@@ -130,7 +151,7 @@ class Session:
             return
         while True:
             with self._changed:
-                op = min((op for op in self._ops if op.has_more), key=lambda op: op.order, default=None)
+                op = self._next_op()
                 if op is None or not wire.fits(op.peek()):
                     return
                 if not wire.busy and self._link.gone():
@@ -143,11 +164,29 @@ class Session:
                     self._break(f"the transfer engine refuses writes to {self.peer.address}")
                 return
 
+    def _next_op(self) -> MooncakeOp | None:
+        """Let all stand in line at the link, then see who may submit."""
+        waiting = {op.turns.flow: op for op in self._ops if op.has_more}
+        for op in waiting.values():
+            op.turns.ask(op.next_bytes(self._arbiter.chunk_bytes))
+        while (flow := self._arbiter.first(waiting)) is not None:
+            waiting[flow].turns.grant()
+            self._granted.append(waiting[flow])
+        while self._granted and not (self._granted[0].has_more and self._granted[0].turns.allowed):
+            self._granted.popleft()
+        return self._granted[0] if self._granted else None
+
+    def _wake(self) -> None:
+        """Something has come in: the thread waits for work, or for a turn."""
+        self._awake.set()
+        self._changed.notify_all()
+
     def _drain(self) -> None:
-        """Learn what has become of the pieces in flight."""
+        """Learn what has become of the pieces in flight; with none, wait for a turn."""
         wire = self._wire
         if wire is None or not wire.busy:
-            # An operation has ended between two looks.
+            self._awake.wait(min(self._arbiter.delay_s(), _LOOK_S))
+            self._awake.clear()
             return
         written, failed = wire.landed()
         with self._changed:

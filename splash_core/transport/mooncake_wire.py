@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from splash_core.transport.base import Descriptor
 from splash_core.transport.mooncake_engine import Engine
-from splash_core.transport.mooncake_op import PIECE_BYTES, MooncakeOp
+from splash_core.transport.mooncake_op import MooncakeOp
+from splash_core.units import MIB
 
-WINDOW_BYTES = 2 * PIECE_BYTES
+WINDOW_BYTES = 8 * MIB
 """In flight at once: enough to keep the wire busy, so few that a more urgent write waits milliseconds."""
 WINDOW_PIECES = 256
 """The library queues about a thousand a peer and refuses more."""

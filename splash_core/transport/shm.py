@@ -1,7 +1,7 @@
 """Writes into a peer's arena through shared memory: the single-host transport.
 
-The writer maps the peer's memory once and copies into it from one worker thread, in pieces, the most
-urgent class first. Invariant: every byte lands inside both memories' bounds, and after an operation's
+The writer maps the peer's memory once and copies into it from one worker thread, in pieces, each when the
+link's arbiter says so. Invariant: every byte lands inside both memories' bounds, and after an operation's
 `quiesced` the worker touches none of its bytes.
 """
 
@@ -26,17 +26,16 @@ from splash_core.transport.base import (
     OpState,
     OpStatus,
     Peer,
-    TrafficClass,
     Transport,
 )
 from splash_core.transport.bounds import check_bounds
+from splash_core.transport.classes import TrafficClass
+from splash_core.transport.link import BandwidthArbiter, Flow
 from splash_core.transport.memory_server import MemoryServer, fetch_memory
-from splash_core.units import MIB
-
-PIECE_BYTES = 1 * MIB
-"""Bytes between two looks at the queue, at cancellation and at the deadline."""
 
 _CONNECT_TIMEOUT_S = 5.0
+_LOOK_S = 0.05
+"""Longest time between two looks at deadlines while nobody's turn comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +56,17 @@ class ShmOp(Op):
         self,
         *,
         target: _Mapping,
-        descriptors: Sequence[Descriptor],
-        order: tuple[int, int],
+        pieces: Sequence[Descriptor],
+        flow: Flow,
         deadline: float,
         attempt: int,
         changed: threading.Condition,
     ) -> None:
         self.target = target
-        self.order = order
+        self.flow = flow
         self.deadline = deadline
         self._attempt = attempt
-        self._pieces = [piece for descriptor in descriptors for piece in _cut(descriptor)]
+        self._pieces = pieces
         self._next = 0
         self._changed = changed
         self._state = OpState.QUEUED
@@ -109,13 +108,16 @@ class ShmOp(Op):
         if now > self.deadline:
             self._finish(OpState.FAILED, f"the deadline passed after {self._written} bytes")
 
-    def take_piece(self) -> Descriptor | None:
-        """The next piece to copy, or None if the operation has ended. Called with the lock held."""
-        if self._state.is_final:
-            return None
+    def want_piece(self) -> bool:
+        """Stand in line for the next piece; False once the operation has ended. Called with the lock held."""
         if self.target.owner.ended():
             self._finish(OpState.FAILED, f"the process that serves {self.target.peer.address} has ended")
-            return None
+        if not self._state.is_final:
+            self.flow.want(self._pieces[self._next].num_bytes)
+        return not self._state.is_final
+
+    def take_piece(self) -> Descriptor:
+        """The next piece, to be copied now. Called with the lock held."""
         self._state = OpState.RUNNING
         self._copying = True
         return self._pieces[self._next]
@@ -123,6 +125,7 @@ class ShmOp(Op):
     def piece_copied(self) -> None:
         """Called with the lock held, after the bytes of `take_piece` have landed."""
         self._copying = False
+        self.flow.sent()
         self._written += self._pieces[self._next].num_bytes
         self._next += 1
         if self._next == len(self._pieces):
@@ -141,13 +144,15 @@ class ShmOp(Op):
 class ShmTransport(Transport):
     """The `Transport` of ranks on one host."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: BandwidthArbiter | None = None) -> None:
+        """Writes ask `link` for their turn; None: one of its own, without a limit."""
+        self._link = link or BandwidthArbiter()
         self._changed = threading.Condition()
+        self._awake = threading.Event()
         self._memory: ArenaMemory | None = None
         self._server: MemoryServer | None = None
         self._targets: dict[str, _Mapping] = {}
         self._ops: list[ShmOp] = []
-        self._num_writes = 0
         self._closing = False
         self._worker = threading.Thread(target=self._work, name="shm-transport", daemon=True)
         self._worker.start()
@@ -175,8 +180,7 @@ class ShmTransport(Transport):
             self._forget_the_dead()
         fd, pid, theirs = fetch_memory(address, timeout_s=_CONNECT_TIMEOUT_S)
         try:
-            differences = abi_diff(abi, theirs)
-            if differences:
+            if differences := abi_diff(abi, theirs):
                 raise Conflict(f"the KV at {address} has another ABI: {'; '.join(differences)}")
             num_bytes = os.fstat(fd).st_size
             memory = mmap.mmap(fd, num_bytes)
@@ -217,18 +221,16 @@ class ShmTransport(Transport):
                 raise Unavailable(f"{peer.address} is not connected: its process has ended, or it never was")
             if self._closing:
                 raise InvariantBroken(f"write to {peer.address} after the transport was closed")
-            self._num_writes += 1
             op = ShmOp(
                 target=target,
-                descriptors=descriptors,
-                order=(traffic, self._num_writes),
+                pieces=[piece for part in descriptors for piece in _cut(part, self._link.chunk_bytes)],
+                flow=self._link.flow(traffic, deadline_s=deadline_s, wake=self._awake.set),
                 deadline=time.monotonic() + deadline_s,
                 attempt=attempt,
                 changed=self._changed,
             )
-            if not op.poll().state.is_final:
-                self._ops.append(op)
-            self._changed.notify_all()
+            self._ops.append(op)
+        self._awake.set()
         return op
 
     @override
@@ -238,7 +240,7 @@ class ShmTransport(Transport):
             if not drain:
                 for op in self._ops:
                     op.cancel()
-            self._changed.notify_all()
+        self._awake.set()
         self._worker.join()
         if self._server is not None:
             self._server.close()
@@ -253,33 +255,42 @@ class ShmTransport(Transport):
                 del self._targets[address]
 
     def _work(self) -> None:
-        """Copy piece by piece, each time for the operation that is most urgent now."""
+        """Copy piece by piece, each time for an operation whose turn it is."""
         while True:
+            self._awake.clear()  # before the look: whatever changes after it ends the wait
             with self._changed:
-                self._changed.wait_for(lambda: self._ops or self._closing)
-                if not self._ops:
+                op = self._next_op()
+                if op is None and self._closing and not self._ops:
                     return
-                now = time.monotonic()
-                for op in self._ops:
-                    op.expire(now)
-                op = min(self._ops, key=lambda op: op.order)
-                piece = op.take_piece()
-                if piece is None:
-                    self._ops.remove(op)
-                    continue
-                assert self._memory is not None, "write checks that memory is registered"
-                source = self._memory.address
-            ctypes.memmove(op.target.address + piece.dst, source + piece.src, piece.num_bytes)
+                piece = None if op is None else op.take_piece()
+                idle = not self._ops
+            if op is None or piece is None:
+                self._awake.wait(None if idle else min(self._link.delay_s(), _LOOK_S))
+                continue
+            assert self._memory is not None, "write checks that memory is registered"
+            ctypes.memmove(op.target.address + piece.dst, self._memory.address + piece.src, piece.num_bytes)
             with self._changed:
                 op.piece_copied()
 
+    def _next_op(self) -> ShmOp | None:
+        """Let all stand in line, then see whose turn it is; forget those that have ended."""
+        now = time.monotonic()
+        for op in list(self._ops):
+            op.expire(now)
+            if not op.want_piece():
+                self._ops.remove(op)
+                op.flow.close()
+        flow = self._link.first(op.flow for op in self._ops)
+        return next((op for op in self._ops if op.flow is flow), None)
 
-def _cut(descriptor: Descriptor) -> list[Descriptor]:
+
+def _cut(descriptor: Descriptor, piece_bytes: int) -> list[Descriptor]:
+    """Pieces between which the queue, cancellation and the deadline are looked at."""
     return [
         Descriptor(
             descriptor.src + start,
             descriptor.dst + start,
-            min(PIECE_BYTES, descriptor.num_bytes - start),
+            min(piece_bytes, descriptor.num_bytes - start),
         )
-        for start in range(0, descriptor.num_bytes, PIECE_BYTES)
+        for start in range(0, descriptor.num_bytes, piece_bytes)
     ]

@@ -18,6 +18,7 @@ from splash_core.rpc.codec import process_to_pb
 from splash_core.rpc.errors import from_rpc_error
 from splash_core.scheduling.leases import handoff_checksum
 from splash_core.switch.handoff import LandingPage
+from splash_core.transport.counters import Count
 from tests.support.fake_groups import (
     FakeRouter,
     await_ready,
@@ -60,6 +61,31 @@ def test_many_requests_get_exactly_their_tokens(groups: Path) -> None:
                 assert outcome.tokens == expected_tokens(_prompt(index, 5 + 3 * index), 9)
                 assert outcome.finish == "length"
             await router.until_empty(within_s=2)
+
+    asyncio.run(scenario())
+
+
+def test_a_group_tells_what_its_links_have_carried(groups: Path) -> None:
+    async def handed_over(router: FakeRouter) -> float:
+        state = await router.prefill_control.GetState(control_pb2.StateRequest())
+        moved = [sample for sample in state.traffic if sample.name == Count.BYTES]
+        return sum(sample.value for sample in moved if sample.traffic == "handoff")
+
+    async def scenario() -> None:
+        async with fake_router(groups) as router:
+            before = await handed_over(router)
+            await router.generate("links", _prompt(3), greedy(2))
+            description = await router.decode_control.Describe(control_pb2.DescribeRequest())
+            abi = description.abi
+            page = abi.page_size * abi.layers * (abi.latent_dim + abi.rope_dim) * 4
+            # A prompt of 21 tokens is three pages of eight; ranks report now and then, each for itself.
+            for _ in range(200):
+                told = await handed_over(router)
+                if told >= before + 3 * page:
+                    break
+                await asyncio.sleep(0.05)
+            assert told >= before + 3 * page
+            assert told % page == 0
 
     asyncio.run(scenario())
 

@@ -107,3 +107,11 @@ def test_package_files_hold_only_a_docstring() -> None:
         if path.name == "__init__.py" and len(ast.parse(path.read_text()).body) != 1
     ]
     assert crowded == []
+
+
+def test_no_merge_is_left_half_done() -> None:
+    markers = subprocess.run(
+        ["git", "grep", "-lE", "^(<{7}|>{7}) "], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert markers.returncode in (0, 1), markers.stderr
+    assert markers.stdout == ""

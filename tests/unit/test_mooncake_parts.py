@@ -15,15 +15,19 @@ from splash_core.errors import ConfigError, Conflict, Unavailable
 from splash_core.transport import mooncake_library
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, OpState, TrafficClass
+from splash_core.transport.link import BandwidthArbiter
 from splash_core.transport.mooncake_engine import Engine, EngineEnded
 from splash_core.transport.mooncake_link import PeerLink
-from splash_core.transport.mooncake_op import PIECE_BYTES, MooncakeOp, pieces
+from splash_core.transport.mooncake_op import MooncakeOp, pieces
 from splash_core.transport.mooncake_server import MooncakeServer
 from splash_core.transport.mooncake_wire import WINDOW_BYTES, WINDOW_PIECES, Route, Wire
 from splash_core.transport.mooncake_words import Address, Line, NotUnderstood, Welcome, dial
 from splash_core.transport.options import MOONCAKE, TransportOptions
+from splash_core.transport.turns import Turns
+from splash_core.units import MIB
 from tests.support.transports import ABI
 
+PIECE_BYTES = 4 * MIB
 OPTIONS = TransportOptions(name=MOONCAKE, answer_timeout_s=2.0)
 
 
@@ -65,10 +69,11 @@ def _op(
 ) -> MooncakeOp:
     return MooncakeOp(
         descriptors,
-        order=(TrafficClass.HANDOFF, 1),
         deadline=deadline,
         attempt=1,
         changed=changed or threading.Condition(),
+        turns=Turns(BandwidthArbiter().flow(TrafficClass.HANDOFF)),
+        piece_bytes=PIECE_BYTES,
     )
 
 
@@ -78,7 +83,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3
 @given(RUNS)
 def test_pieces_are_the_same_bytes_in_the_same_order(parts: list[tuple[int, int, int]]) -> None:
     descriptors = [Descriptor(src * PIECE_BYTES, dst * PIECE_BYTES, size) for src, dst, size in parts]
-    cut = list(pieces(descriptors))
+    cut = list(pieces(descriptors, PIECE_BYTES))
     assert all(0 < piece.num_bytes <= PIECE_BYTES for piece in cut)
     # Walk both lists byte by byte, in strides that end where one of them does.
     left = [[part.src, part.dst, part.num_bytes] for part in descriptors if part.num_bytes]
@@ -97,9 +102,8 @@ def test_pieces_are_the_same_bytes_in_the_same_order(parts: list[tuple[int, int,
 
 def test_neighbouring_pages_travel_together() -> None:
     page = 4096
-    assert list(pieces([Descriptor(i * page, 8 * page + i * page, page) for i in range(10)])) == [
-        Descriptor(0, 8 * page, 10 * page)
-    ]
+    pages = [Descriptor(i * page, 8 * page + i * page, page) for i in range(10)]
+    assert list(pieces(pages, PIECE_BYTES)) == [Descriptor(0, 8 * page, 10 * page)]
 
 
 def test_a_failed_piece_keeps_the_write_unquiet_until_the_fence() -> None:

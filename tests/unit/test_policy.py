@@ -172,7 +172,14 @@ class TestHolds:
     def test_pushes_under_way_are_priced(self) -> None:
         assert decide(snapshot(LONG), MODEL, EAGER, PolicyState())[0].switches
         busy = snapshot(LONG, pending_handoff_bytes=20_000_000_000)
-        assert self.hold(busy).cause is Cause.COST
+        decision = self.hold(busy)
+        assert decision.cause is Cause.COST
+        assert "ms of it for 18.63 GiB of handoffs under way" in decision.reason
+        idle = decide(snapshot(LONG), MODEL, EAGER, PolicyState())[0]
+        delay_ms = 20_000_000_000 / MODEL.profile.link_bps * 1e3
+        assert decision.inputs["handoff_delay_ms"] == pytest.approx(delay_ms)
+        assert idle.inputs["handoff_delay_ms"] == 0.0
+        assert decision.cost_ms == pytest.approx(idle.cost_ms + delay_ms)
 
     def test_budget(self) -> None:
         decision = self.hold(snapshot(LONG), replace(EAGER, exposed_ms_per_minute=1.0))

@@ -50,7 +50,9 @@ class Leader:
         )
         self.pushed = asyncio.Event()
         self.quiet = asyncio.Event()
-        self.ranks = SimpleNamespace(failure=None, push=self._push, cancel_push=self._cancel_push)
+        self.ranks = SimpleNamespace(
+            failure=None, push=self._push, cancel_push=self._cancel_push, tell_links=self._tell_links
+        )
 
     def check_open(self) -> None:
         if self.failure is not None:
@@ -86,6 +88,9 @@ class Leader:
 
     async def _cancel_push(self, push: int) -> None:
         assert push == 1
+
+    async def _tell_links(self, notice: object) -> None:
+        del notice
 
     async def _push(self, orders: object) -> list[Any]:
         del orders

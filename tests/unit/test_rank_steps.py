@@ -20,6 +20,7 @@ class Device:
     """Computes one step after the other, and notes what the rank did in which order."""
 
     def __init__(self) -> None:
+        self.progress = StepProgress(1)
         self.log: list[str] = []
         self.computed = 0
         self.progress = StepProgress(1)

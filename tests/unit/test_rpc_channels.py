@@ -6,6 +6,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from services.prefill.link_relay import LinkRelay
 from services.prefill.partners import Partners
 from services.router.worker import GrpcWorker
 from splash_core.errors import Unavailable
@@ -16,6 +17,10 @@ from splash_core.transport.abi import KvAbi
 ABI = KvAbi(
     version="1", dtype="fp32", page_size=4, layers=2, latent_dim=32, rope_dim=8, rope="", scale="", model="m"
 )
+
+
+async def _tell_nobody(notice: common_pb2.LinkNotice) -> None:
+    del notice
 
 
 def test_router_and_prefill_bound_the_pause_between_tries_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +34,7 @@ def test_router_and_prefill_bound_the_pause_between_tries_to_connect(monkeypatch
     monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
 
     async def main() -> None:
-        worker, partners = GrpcWorker("127.0.0.1:1"), Partners(ABI)
+        worker, partners = GrpcWorker("127.0.0.1:1"), Partners(ABI, LinkRelay(_tell_nobody))
         with pytest.raises(Unavailable):
             await partners.meet(common_pb2.Lease(decode_address="127.0.0.1:1", incarnation="i"))
         await partners.close()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -91,3 +92,44 @@ def test_a_call_that_only_takes_long_survives_many_pings() -> None:
 def test_leaders_and_their_callers_use_them() -> None:
     assert set(client_keepalive()) <= set(CHANNEL_OPTIONS)
     assert set(server_keepalive()) <= set(SERVER_OPTIONS)
+
+
+_FRAME = struct.Struct(">BHBBI")
+"""Of HTTP/2: length (1 + 2 bytes), type, flags, stream."""
+_SETTINGS, _PING, _GOAWAY, _ACK = 4, 6, 7, 1
+
+
+def _frame(kind: int, payload: bytes = b"") -> bytes:
+    return _FRAME.pack(0, len(payload), kind, 0, 0) + payload
+
+
+async def _frames_until_answered(port: int, pings: int) -> list[int]:
+    """Ping so often, each time as soon as the one before is answered; kinds of all frames that came."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS))
+    kinds: list[int] = []
+    for number in range(pings):
+        writer.write(_frame(_PING, struct.pack(">Q", number)))
+        flags, payload = 0, b""
+        while (flags, payload) != (_ACK, struct.pack(">Q", number)) and _GOAWAY not in kinds:
+            _, length, kind, flags, _ = _FRAME.unpack(await reader.readexactly(_FRAME.size))
+            payload = await reader.readexactly(length)
+            kinds.append(kind)
+    writer.close()
+    await writer.wait_closed()
+    return kinds
+
+
+def test_pings_that_come_close_together_are_no_reason_to_hang_up() -> None:
+    async def main() -> None:
+        server = grpc.aio.server(options=server_keepalive())
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            kinds = await asyncio.wait_for(_frames_until_answered(port, 20), WITHIN_S)
+        finally:
+            await server.stop(None)
+        assert kinds.count(_PING) >= 20
+        assert _GOAWAY not in kinds
+
+    asyncio.run(main())

@@ -1,0 +1,73 @@
+"""A rank's steps as its links see them: a switch's collectives are announced, what they moved is counted.
+
+Collectives ask nobody for their turn, for all ranks must make them in one order; so others on the same link
+are told to stand back. Invariant: an announced switch ends with its step, however that ends.
+"""
+
+from contextlib import ExitStack
+from typing import Protocol
+
+from typing_extensions import override
+
+from splash_core.engine.progress import StepProgress
+from splash_core.engine.running import RunningStep
+from splash_core.scheduling.step import StepPlan, StepResult
+from splash_core.transport.classes import TrafficClass
+from splash_core.transport.link import BandwidthArbiter
+
+
+class Engine(Protocol):
+    """What computes a rank's steps: the real engine, or the one without weights."""
+
+    @property
+    def progress(self) -> StepProgress:
+        """How far it is."""
+        ...
+
+    def begin(self, plan: StepPlan) -> RunningStep:
+        """Begin with one plan."""
+        ...
+
+
+class LinkedEngine(Engine):
+    """An engine whose steps the arbiter of its group's link knows of."""
+
+    def __init__(self, engine: Engine, link: BandwidthArbiter) -> None:
+        self._engine = engine
+        self._link = link
+
+    @property
+    @override
+    def progress(self) -> StepProgress:
+        return self._engine.progress
+
+    @override
+    def begin(self, plan: StepPlan) -> RunningStep:
+        self._link.announce("own group", near=plan.switch_near)
+        with ExitStack() as hold:
+            if plan.manifest is not None and plan.manifest.takes_the_link:
+                hold.enter_context(self._link.switching())
+            step = self._engine.begin(plan)
+            return _LinkedStep(step, self._link, hold.pop_all())
+
+
+class _LinkedStep(RunningStep):
+    """A step under way, and the hold on the link that it has if it carries a switch."""
+
+    def __init__(self, step: RunningStep, link: BandwidthArbiter, hold: ExitStack) -> None:
+        self._step = step
+        self._link = link
+        self._hold = hold
+
+    @property
+    @override
+    def passed(self) -> bool:
+        return self._step.passed
+
+    @override
+    def finish(self) -> StepResult:
+        with self._hold:
+            result = self._step.finish()
+        self._link.charge(TrafficClass.SWITCH, result.switch_bytes_received)
+        self._link.charge(TrafficClass.PRECOPY, result.precopy_bytes_received)
+        return result

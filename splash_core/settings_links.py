@@ -1,0 +1,44 @@
+"""Settings of a worker group's links to other groups: what carries pages, and who sends when."""
+
+from dataclasses import dataclass
+
+from splash_core.settings_base import COUNT, POSITIVE, a_port_range, setting
+from splash_core.settings_model import ModelSettings
+from splash_core.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings(ModelSettings):
+    """How KV pages cross between groups, and what they share with switches."""
+
+    transport: str = setting(
+        "shm",
+        "How KV pages cross between groups: shm on one host, mooncake also between hosts. What follows with "
+        "this prefix is mooncake's.",
+        choices=("shm", "mooncake"),
+    )
+    transport_protocol: str = setting("tcp", "What carries pages.", choices=("tcp", "rdma"))
+    transport_devices: str = setting(
+        "", "RDMA devices (rails) to use, separated by commas; default: those that are found."
+    )
+    transport_ports: str = setting(
+        "", "Ports that ranks listen on, as LOW-HIGH; default: free ones.", form=a_port_range
+    )
+    transport_timeout_s: float = setting(
+        5.0, "A rank that does not answer within this time is not written to.", unit="s", within=POSITIVE
+    )
+    transport_stall_s: int = setting(
+        3, "A write whose bytes do not move for so long fails.", unit="s", within=COUNT
+    )
+    link_bytes_per_s: float = setting(
+        0.0,
+        "Budget of a rank's link to other groups, which on CPUs switches share; 0: none.",
+        unit="bytes/s",
+    )
+    link_chunk_bytes: int = setting(
+        MIB, "Largest piece that a handoff sends at a time.", unit="bytes", within=COUNT
+    )
+    link_in_flight: int = setting(2, "Pieces of handoffs that a rank has under way.", within=COUNT)
+    link_pause_s: float = setting(
+        0.25, "Longest time that a switch of the group holds its handoffs back.", unit="s"
+    )

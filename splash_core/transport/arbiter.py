@@ -1,0 +1,283 @@
+"""Who sends next on one link: a state machine without threads or clock; every call says what time it is.
+
+Each flow (one write, say) asks for one chunk at a time and says when that chunk is over. What goes first:
+
+    SWITCH      over HANDOFF over PRECOPY; a handoff past half its deadline counts as SWITCH
+    in a class  flows share by bytes: whoever has sent least goes next
+    too late    a class passed over for longer than its patience gets one chunk before the others
+    a switch    under way (collectives that ask nobody) holds handoffs and precopies back, but no longer than
+                `pause_s`, which comes back between switches as fast as it was spent
+
+Invariants, for any calls: the chunks of any w seconds are at most `burst_bytes + rate_bps · w`; no more than
+`in_flight` chunks younger than `STUCK_S` are under way; and what is asked for, affordable and not held goes
+at once.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from splash_core.errors import ConfigError, InvariantBroken
+from splash_core.transport.classes import TrafficClass
+from splash_core.units import MIB
+
+STUCK_S = 1.0
+"""A chunk under way for longer waits for its peer, not for the link: it keeps nobody else from sending."""
+
+_PRECOPY_PATIENCE = 8
+"""How much longer than handoffs precopies may be passed over."""
+_EPS_S = 1e-9
+"""Moments closer than this are one: sums of floating-point times are not exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLimits:
+    """What one rank may ask of one link."""
+
+    rate_bps: float = math.inf
+    """Bytes per second that all classes share."""
+    chunk_bytes: int = 1 * MIB
+    """Largest chunk: nobody waits for less than what is being sent."""
+    in_flight: int = 2
+    """Chunks under way at a time: one on the link, one on its way there."""
+    pause_s: float = 0.25
+    """Longest time that a switch holds handoffs back."""
+    handoff_patience_s: float = 0.25
+    """How long handoffs may be passed over by what is more urgent."""
+
+    def __post_init__(self) -> None:
+        for name in ("rate_bps", "chunk_bytes", "in_flight", "handoff_patience_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} of a link must be above 0, got {getattr(self, name)}")
+        if not 0 <= self.pause_s < math.inf:
+            raise ConfigError(f"pause_s of a link must be finite and not negative, got {self.pause_s}")
+
+    @property
+    def burst_bytes(self) -> int:
+        """What may go at once after a rest."""
+        return self.chunk_bytes * self.in_flight
+
+    def patience_s(self, traffic: TrafficClass) -> float:
+        """How long a class may be passed over."""
+        factor = {TrafficClass.HANDOFF: 1.0, TrafficClass.PRECOPY: _PRECOPY_PATIENCE}
+        return self.handoff_patience_s * factor.get(traffic, math.inf)
+
+
+@dataclass(slots=True)
+class ClassUse:
+    """What one class has had of a link since start."""
+
+    num_bytes: int = 0
+    chunks: int = 0
+    waits: int = 0
+    """Chunks that did not go the moment they were asked for."""
+    wait_s: float = 0.0
+    """Seconds that those waited, added up."""
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """One flow: at most one chunk wanted and one or more under way."""
+
+    traffic: TrafficClass
+    order: int
+    promoted_at: float
+    tag: int = 0
+    """Bytes sent, not counting what it could have sent while it asked for nothing."""
+    promoted: bool = False
+    wanted: int = 0
+    since: float = 0.0
+    flying: list[float] = field(default_factory=list[float])
+    """When each chunk under way was granted."""
+
+    @property
+    def may_be_promoted(self) -> bool:
+        return self.traffic is TrafficClass.HANDOFF and not self.promoted
+
+    @property
+    def level(self) -> TrafficClass:
+        return TrafficClass.SWITCH if self.promoted else self.traffic
+
+
+class LinkArbiter:
+    """See the module. Flows are numbers that `join` gives out."""
+
+    def __init__(self, limits: LinkLimits, *, now: float = 0.0) -> None:
+        self.limits = limits
+        self.use = {traffic: ClassUse() for traffic in TrafficClass}
+        """So far, by class: chunks granted, and what `charge` was told."""
+        self._flows: dict[int, _Flow] = {}
+        self._joined = 0
+        self._floor = Counter[TrafficClass]()
+        """Tag of the last chunk of each level: where a flow that has rested comes in."""
+        self._served = dict.fromkeys(TrafficClass, now)
+        """When each class last got a chunk, or began to want one."""
+        self._now = now
+        self._level = float(limits.burst_bytes)
+        self._credit_s = limits.pause_s
+        self._switching = 0
+        self._near: set[str] = set()
+
+    # ------------------------------------------------------------------------------ flows
+
+    def join(self, traffic: TrafficClass, *, now: float, deadline_s: float = math.inf) -> int:
+        """A new flow, which has to be over `deadline_s` from now."""
+        self._advance(now)
+        self._joined += 1
+        self._flows[self._joined] = _Flow(traffic, self._joined, promoted_at=now + deadline_s / 2)
+        return self._joined
+
+    def want(self, flow: int, num_bytes: int, *, now: float) -> None:
+        """The flow's next chunk stands ready; of no effect while one does already.
+
+        Raises:
+            InvariantBroken: it is larger than a chunk may be.
+        """
+        if not 0 < num_bytes <= self.limits.chunk_bytes:
+            raise InvariantBroken(
+                f"a chunk of {num_bytes} bytes; the link takes 1 to {self.limits.chunk_bytes}"
+            )
+        self._advance(now)
+        asked = self._flows[flow]
+        if asked.wanted:
+            return
+        if not self._wants(asked.traffic):
+            self._served[asked.traffic] = now
+        asked.wanted, asked.since = num_bytes, now
+        asked.tag = max(asked.tag, self._floor[asked.level])
+
+    def take(self, *, now: float) -> int | None:
+        """The flow whose chunk goes now, if any; it is under way until `sent`."""
+        self._advance(now)
+        chosen = self._choose()
+        if chosen is None or not self._has_room() or not self._affords(chosen.wanted):
+            return None
+        waited = now - chosen.since
+        use = self.use[chosen.traffic]
+        use.num_bytes += chosen.wanted
+        use.chunks += 1
+        use.waits += waited > 0
+        use.wait_s += waited
+        self._spend(chosen.wanted)
+        self._floor[chosen.level] = max(self._floor[chosen.level], chosen.tag)
+        self._served[chosen.traffic] = now
+        chosen.tag += chosen.wanted
+        chosen.wanted = 0
+        chosen.flying.append(now)
+        return chosen.order
+
+    def sent(self, flow: int, *, now: float) -> None:
+        """The oldest chunk under way of a flow is over, well or not."""
+        self._advance(now)
+        self._flows[flow].flying.pop(0)
+
+    def leave(self, flow: int, *, now: float) -> None:
+        """The flow wants nothing any more, and nothing of it is under way. Idempotent."""
+        self._advance(now)
+        self._flows.pop(flow, None)
+
+    # ------------------------------------------------------------------------- collectives
+
+    def near(self, whose: str, *, now: float, near: bool) -> None:
+        """A switch of somebody will come soon, or not any more; near one, one chunk goes at a time."""
+        self._advance(now)
+        (self._near.add if near and self.limits.pause_s else self._near.discard)(whose)
+
+    def begin_switch(self, *, now: float) -> None:
+        """A switch's collectives take the link; to be ended as often as it is begun."""
+        self._advance(now)
+        self._switching += 1
+
+    def end_switch(self, *, now: float) -> None:
+        """They are over."""
+        self._advance(now)
+        if not self._switching:
+            raise InvariantBroken("a switch ends on this link that has not begun")
+        self._switching -= 1
+
+    def charge(self, traffic: TrafficClass, num_bytes: int, *, now: float) -> None:
+        """Collectives have moved bytes without asking: others wait for what that took, at most a burst."""
+        self._advance(now)
+        self.use[traffic].num_bytes += num_bytes
+        self._spend(min(num_bytes, max(self._level + self.limits.burst_bytes, 0.0)))
+
+    # ------------------------------------------------------------------------------- time
+
+    def delay_s(self, *, now: float) -> float:
+        """Seconds after which `take` may answer otherwise, if nothing else happens; infinite if never."""
+        self._advance(now)
+        times = [flow.promoted_at - now for flow in self._waiting() if flow.may_be_promoted]
+        if self._holding():
+            times.append(self._credit_s)
+        for traffic in (TrafficClass.HANDOFF, TrafficClass.PRECOPY):
+            if self._wants(traffic):
+                times.append(self._served[traffic] + self.limits.patience_s(traffic) - now)
+        chosen = self._choose()
+        if chosen is not None:
+            times.append((chosen.wanted - self._level) / self.limits.rate_bps)
+            times += [start + STUCK_S - now for flow in self._flows.values() for start in flow.flying]
+        return min((time for time in times if time > _EPS_S), default=math.inf)
+
+    def _advance(self, now: float) -> None:
+        """Let time pass: tokens come in, and a pause's credit is spent or comes back."""
+        passed = now - self._now
+        if passed < 0:
+            raise InvariantBroken(f"time went back by {-passed} s")
+        if passed:
+            if self._holding():
+                self._credit_s = max(self._credit_s - passed, 0.0)
+            elif not self._switching:
+                self._credit_s = min(self._credit_s + passed, self.limits.pause_s)
+            self._level = min(self._level + self.limits.rate_bps * passed, float(self.limits.burst_bytes))
+            self._now = now
+        for flow in self._waiting():
+            if flow.may_be_promoted and now >= flow.promoted_at - _EPS_S:
+                flow.promoted, flow.tag = True, self._floor[TrafficClass.SWITCH]
+
+    # -------------------------------------------------------------------------------- rules
+
+    def _waiting(self) -> Iterator[_Flow]:
+        return (flow for flow in self._flows.values() if flow.wanted)
+
+    def _wants(self, traffic: TrafficClass) -> bool:
+        return any(flow.traffic is traffic for flow in self._waiting())
+
+    def _holding(self) -> bool:
+        """True while a switch holds somebody back."""
+        if not self._switching or self._credit_s <= _EPS_S:
+            return False
+        return any(flow.level is not TrafficClass.SWITCH for flow in self._waiting())
+
+    def _choose(self) -> _Flow | None:
+        """Whose turn it is, whether or not the link has room."""
+        ready = list(self._waiting())
+        if self._holding():
+            ready = [flow for flow in ready if flow.level is TrafficClass.SWITCH]
+            return min(ready, key=_turn, default=None)
+        late = {flow.traffic: self._lateness(flow.traffic) for flow in ready}
+        latest = max(late, key=lambda traffic: late[traffic], default=None)
+        if latest is not None and late[latest] >= -_EPS_S:
+            ready = [flow for flow in ready if flow.traffic is latest]
+        return min(ready, key=_turn, default=None)
+
+    def _lateness(self, traffic: TrafficClass) -> float:
+        """Seconds that a class has waited beyond its patience; negative while it may wait."""
+        return self._now - self._served[traffic] - self.limits.patience_s(traffic)
+
+    def _has_room(self) -> bool:
+        flying = sum(
+            self._now - start < STUCK_S - _EPS_S for flow in self._flows.values() for start in flow.flying
+        )
+        return flying < (1 if self._near else self.limits.in_flight)
+
+    def _affords(self, num_bytes: int) -> bool:
+        return num_bytes - self._level <= self.limits.rate_bps * _EPS_S
+
+    def _spend(self, num_bytes: float) -> None:
+        if self.limits.rate_bps < math.inf:
+            self._level -= num_bytes
+
+
+def _turn(flow: _Flow) -> tuple[int, int, int]:
+    return flow.level, flow.tag, flow.order

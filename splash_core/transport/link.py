@@ -1,0 +1,179 @@
+"""The arbiter of a link as threads use it; all that they share is here, all that it decides in `arbiter`.
+
+Invariant: whoever waits is woken when its turn may have come; nobody is called back with the lock held.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from splash_core.transport.arbiter import ClassUse, LinkArbiter, LinkLimits
+from splash_core.transport.classes import TrafficClass
+from splash_core.transport.counters import Count, CounterSource, Sample, traffic_name
+
+
+def _nobody() -> None:
+    """Wakes nobody."""
+
+
+class Flow:
+    """One writer's place at a link: want a chunk, send it when you may, say when it is over."""
+
+    def __init__(self, link: "BandwidthArbiter", number: int) -> None:
+        self._link = link
+        self.number = number
+        """In the link's books."""
+
+    def want(self, num_bytes: int) -> None:
+        """The next chunk stands ready; of no effect while one does, or may go already."""
+        self._link.ask(self.number, num_bytes)
+
+    def may_go(self) -> bool:
+        """True, once a chunk, when it may be sent; to be asked again after `delay_s` or a wake."""
+        return self._link.first([self]) is not None
+
+    def sent(self) -> None:
+        """The oldest chunk under way is over, well or not."""
+        self._link.ended(self.number)
+
+    def close(self) -> None:
+        """Nothing is wanted and nothing under way any more. Idempotent."""
+        self._link.part(self.number)
+
+
+class BandwidthArbiter(CounterSource):
+    """One physical link of one rank. Safe to use from any thread."""
+
+    def __init__(
+        self, limits: LinkLimits | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._arbiter = LinkArbiter(limits or LinkLimits(), now=clock())
+        self._granted: dict[int, None] = {}
+        """Flows whose turn has come and who do not know it yet, in that order."""
+        self._wakes: dict[int, Callable[[], None]] = {}
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The largest chunk that may be wanted."""
+        return self._arbiter.limits.chunk_bytes
+
+    # ------------------------------------------------------------------------------ writers
+
+    def flow(
+        self, traffic: TrafficClass, *, deadline_s: float = math.inf, wake: Callable[[], None] = _nobody
+    ) -> Flow:
+        """A writer's place at the link.
+
+        Args:
+            traffic: its class.
+            deadline_s: seconds from now until it has to be over; past half of it a handoff is promoted.
+            wake: called from any thread when its turn has come; it must neither block nor take a lock.
+        """
+        with self._lock:
+            number = self._arbiter.join(traffic, now=self._clock(), deadline_s=deadline_s)
+            self._wakes[number] = wake
+        return Flow(self, number)
+
+    def delay_s(self) -> float:
+        """Seconds after which it is worth asking again though nobody was woken; infinite if it never is."""
+        with self._lock:
+            return self._arbiter.delay_s(now=self._clock())
+
+    def ask(self, number: int, num_bytes: int) -> None:
+        """`Flow.want`."""
+        with self._lock:
+            if number not in self._granted:
+                self._arbiter.want(number, num_bytes, now=self._clock())
+
+    def first(self, flows: Iterable[Flow]) -> Flow | None:
+        """Of several flows the one whose turn came first, if any has come; it is told once a chunk."""
+        by_number = {flow.number: flow for flow in flows}
+        with self._changes(by_number):
+            pass
+        with self._lock:
+            number = next((number for number in self._granted if number in by_number), None)
+            if number is None:
+                return None
+            del self._granted[number]
+        return by_number[number]
+
+    def ended(self, number: int) -> None:
+        """`Flow.sent`."""
+        with self._changes({number}) as now:
+            self._arbiter.sent(number, now=now)
+
+    def part(self, number: int) -> None:
+        """`Flow.close`."""
+        with self._changes({number}) as now:
+            self._arbiter.leave(number, now=now)
+            self._granted.pop(number, None)
+            self._wakes.pop(number, None)
+
+    # --------------------------------------------------------------------------- collectives
+
+    def announce(self, whose: str, *, near: bool) -> None:
+        """A switch of somebody, by any name, will come soon, or will not any more."""
+        with self._changes() as now:
+            self._arbiter.near(whose, now=now, near=near)
+
+    @contextmanager
+    def switching(self) -> Iterator[None]:
+        """Inside the block a switch's collectives use the link."""
+        with self._changes() as now:
+            self._arbiter.begin_switch(now=now)
+        try:
+            yield
+        finally:
+            with self._changes() as now:
+                self._arbiter.end_switch(now=now)
+
+    def charge(self, traffic: TrafficClass, num_bytes: int) -> None:
+        """Collectives of a class have moved bytes over the link."""
+        with self._changes() as now:
+            self._arbiter.charge(traffic, num_bytes, now=now)
+
+    def use(self) -> Mapping[TrafficClass, ClassUse]:
+        """What each class has had so far."""
+        with self._lock:
+            return {traffic: replace(use) for traffic, use in self._arbiter.use.items()}
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The waits of each class that has asked; whoever moves bytes counts those."""
+        used = [(traffic_name(traffic), use) for traffic, use in self.use().items() if use.chunks]
+        waits = [Sample(Count.WAITS, name, "", use.waits) for name, use in used]
+        return (*waits, *(Sample(Count.WAIT_SECONDS, name, "", use.wait_s) for name, use in used))
+
+    # ------------------------------------------------------------------------------- inside
+
+    @contextmanager
+    def _changes(self, callers: Container[int] = ()) -> Iterator[float]:
+        """Do something with the lock held; whose turn has come by it is woken afterwards, but for callers."""
+        wakes: set[Callable[[], None]] = set()
+        with self._lock:
+            now = self._clock()
+            yield now
+            while (number := self._arbiter.take(now=now)) is not None:
+                self._granted[number] = None
+                if number not in callers:
+                    wakes.add(self._wakes[number])
+        for wake in wakes:
+            wake()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLinks:
+    """A rank's links: to the ranks of its group, and to other groups' memory."""
+
+    group: BandwidthArbiter
+    phase: BandwidthArbiter
+
+    @classmethod
+    def of(cls, device: str, limits: LinkLimits) -> "RankLinks":
+        """On a CPU both are one link; a GPU's NVLink and its host's NIC are two."""
+        phase = BandwidthArbiter(limits)
+        return cls(group=phase if device == "cpu" else BandwidthArbiter(LinkLimits()), phase=phase)

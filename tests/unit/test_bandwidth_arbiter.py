@@ -1,0 +1,129 @@
+"""The thread-safe side of a link: who is woken, in which order turns come, and what is counted."""
+
+import math
+
+import pytest
+
+from splash_core.errors import ConfigError, InvariantBroken
+from splash_core.transport.arbiter import LinkLimits
+from splash_core.transport.classes import TrafficClass
+from splash_core.transport.link import BandwidthArbiter, RankLinks
+
+CHUNK = 1000
+
+
+class Clock:
+    """Time that tests make."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def link_at(
+    rate_bps: float = 1e6, *, in_flight: int = 1, pause_s: float = 0.5
+) -> tuple[BandwidthArbiter, Clock]:
+    clock = Clock()
+    limits = LinkLimits(rate_bps=rate_bps, chunk_bytes=CHUNK, in_flight=in_flight, pause_s=pause_s)
+    return BandwidthArbiter(limits, clock=clock), clock
+
+
+def test_turns_come_in_order_of_class_and_a_sleeper_is_woken() -> None:
+    link, _ = link_at(rate_bps=math.inf)
+    woken: list[str] = []
+    slow = link.flow(TrafficClass.PRECOPY, wake=lambda: woken.append("slow"))
+    fast = link.flow(TrafficClass.HANDOFF, wake=lambda: woken.append("fast"))
+    slow.want(CHUNK)
+    assert slow.may_go()
+    slow.want(CHUNK)
+    fast.want(CHUNK)
+    assert not slow.may_go()
+    assert not fast.may_go()
+    slow.sent()
+    assert woken == ["fast"]
+    assert link.first([slow, fast]) is fast
+    assert not fast.may_go()  # told once
+    fast.close()
+    assert woken == ["fast", "slow"]
+    assert slow.may_go()
+
+
+def test_a_switch_holds_until_the_pause_is_spent_or_it_ends() -> None:
+    link, clock = link_at()
+    flow = link.flow(TrafficClass.HANDOFF)
+    with link.switching():
+        flow.want(CHUNK)
+        assert not flow.may_go()
+        assert link.delay_s() == pytest.approx(0.25)  # its patience; the pause goes on after it
+        clock.now += 0.5
+        assert flow.may_go()
+        flow.sent()
+    clock.now += 0.2
+    with link.switching():
+        flow.want(CHUNK)
+        assert not flow.may_go()
+    assert flow.may_go()  # held for no longer than the switch
+
+
+def test_the_budget_is_kept_and_collectives_count() -> None:
+    link, clock = link_at(rate_bps=10 * CHUNK)
+    flow = link.flow(TrafficClass.HANDOFF)
+    flow.want(CHUNK)
+    assert flow.may_go()
+    flow.sent()
+    link.charge(TrafficClass.PRECOPY, 5 * CHUNK)  # no more than a burst is owed
+    flow.want(CHUNK)
+    assert not flow.may_go()
+    assert link.delay_s() == pytest.approx(0.2)
+    clock.now += 0.2
+    assert flow.may_go()
+    use = link.use()
+    assert use[TrafficClass.HANDOFF].num_bytes == 2 * CHUNK
+    assert use[TrafficClass.HANDOFF].waits == 1
+    assert use[TrafficClass.HANDOFF].wait_s == pytest.approx(0.2)
+    assert use[TrafficClass.PRECOPY].num_bytes == 5 * CHUNK
+
+
+def test_near_a_switch_one_chunk_is_under_way() -> None:
+    link, _ = link_at(rate_bps=math.inf, in_flight=2)
+    flow = link.flow(TrafficClass.HANDOFF)
+    other = link.flow(TrafficClass.HANDOFF)
+    link.announce("a group", near=True)
+    flow.want(CHUNK)
+    other.want(CHUNK)
+    assert flow.may_go()
+    assert not other.may_go()
+    link.announce("a group", near=False)
+    assert other.may_go()
+
+
+def test_a_chunk_that_a_peer_keeps_holds_nobody_up() -> None:
+    link, clock = link_at(rate_bps=math.inf)
+    stuck, other = link.flow(TrafficClass.HANDOFF), link.flow(TrafficClass.HANDOFF)
+    stuck.want(CHUNK)
+    assert stuck.may_go()
+    other.want(CHUNK)
+    assert not other.may_go()
+    clock.now += link.delay_s()
+    while not other.may_go():
+        clock.now += link.delay_s()
+    assert clock.now <= 5.0 + 1.0 + 1e-6
+
+
+def test_what_makes_no_sense_is_named() -> None:
+    with pytest.raises(ConfigError, match="rate_bps of a link must be above 0, got 0"):
+        LinkLimits(rate_bps=0)
+    with pytest.raises(ConfigError, match="pause_s"):
+        LinkLimits(pause_s=float("inf"))
+    link, _ = link_at()
+    with pytest.raises(InvariantBroken, match="a chunk of 1001 bytes; the link takes 1 to 1000"):
+        link.flow(TrafficClass.HANDOFF).want(CHUNK + 1)
+
+
+def test_one_link_on_a_host_and_two_beside_nvlink() -> None:
+    limits = LinkLimits(rate_bps=1e9)
+    host, gpu = RankLinks.of("cpu", limits), RankLinks.of("cuda", limits)
+    assert host.group is host.phase
+    assert gpu.group is not gpu.phase
