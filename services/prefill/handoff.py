@@ -12,20 +12,24 @@ attempt that it names, and nothing is said to decode about an end before the las
 
 import asyncio
 import contextlib
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.prefill.lease_talk import RPC_TIMEOUT_S, LeaseTalk
 from services.prefill.partners import Partner
-from splash_core.errors import GroupFailed, SplashError, Unavailable
+from splash_core.errors import GroupFailed, InvariantBroken, SplashError, Unavailable
 from splash_core.ids import RankId, SeqId, SlotId, StepId
 from splash_core.leader.leader import GroupLeader
 from splash_core.pb import common_pb2, decode_pb2, rank_pb2
 from splash_core.rpc.codec import logprobs_to_pb
 from splash_core.scheduling.leases import handoff_checksum
 from splash_core.scheduling.step import TokenLogprobs
+from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.switch.handoff import HandoffWrite, LandingPage, plan_handoff
+
+_log = logging.getLogger("splash.prefill.handoff")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +47,21 @@ class PushRules:
     timeout_s: float
     """For one push, from its first write on."""
     step_timeout_s: float
-    """How long a push may be held back by the step that fills its pages."""
+    """Longest time of a step. A push may be held back by all steps under way at its order: it names the last
+    of them, which begins when those before it have ended."""
     layer_ends: tuple[int, ...]
     """Ends of the layer ranges that leave one after the other."""
     slot_bytes: int
+
+    @property
+    def report_s(self) -> float:
+        """From its order on, a push is reported by then unless its peer stands still."""
+        return MOST_UNDER_WAY * self.step_timeout_s + self.timeout_s + RPC_TIMEOUT_S
+
+
+def landing_of(lease: common_pb2.Lease) -> list[LandingPage]:
+    """Where the pages of a lease are to land."""
+    return [LandingPage(page.index, RankId(page.rank), SlotId(page.slot)) for page in lease.pages]
 
 
 class Handoff:
@@ -61,9 +76,7 @@ class Handoff:
         rules: PushRules,
     ) -> None:
         self._lease = lease
-        self._landing = [
-            LandingPage(page.index, RankId(page.rank), SlotId(page.slot)) for page in lease.pages
-        ]
+        self._landing = landing_of(lease)
         self._partner = partner
         self._leader = leader
         self._rules = rules
@@ -118,7 +131,7 @@ class Handoff:
         """The prompt is computed: wait until all its pages are written, and tell decode.
 
         Raises:
-            Unavailable: the claim, a write or the completion was refused or failed.
+            Unavailable: the claim, a write or the completion was refused, failed, or is not over in time.
         """
         while len(self._written) < len(self._landing) or self._pushes:
             self._changed.clear()
@@ -162,12 +175,11 @@ class Handoff:
     async def _claimed(self, attempt: int) -> None:
         try:
             await self._talk.claim(attempt=attempt)
-        except SplashError as error:
-            self._fail(error)
-        else:
             self._open = True
             self._changed.set()
             self.pump()
+        except Exception as error:  # nobody awaits this task's result: the handoff must hear of it
+            self._fail(error)
 
     async def _renewed(self) -> None:
         """The pages pushed so far are of a computation that was given up."""
@@ -182,10 +194,10 @@ class Handoff:
         """Push pages `first … end`."""
         book = self._leader.scheduler.pushes
         push, pages = book.begin(seq, first=first, end=end, lease=self._lease.lease)
-        writes = plan_handoff(pages.copies, self._landing, first_index=first)
         try:
+            writes = plan_handoff(pages.copies, self._landing, first_index=first)
             orders = self._orders(push, pages.step, writes)
-        except Unavailable as error:
+        except Exception as error:  # of this request alone: nothing has been sent, and nothing stays pinned
             book.end(push)
             self._fail(error)
             return
@@ -195,29 +207,54 @@ class Handoff:
     async def _push(
         self, push: int, orders: dict[RankId, rank_pb2.PushPages], writes: Sequence[HandoffWrite]
     ) -> None:
-        """One push until it is quiet, in a task of its own: a cancelled request does not cancel it."""
-        rules = self._rules
+        """One push until it is quiet, in a task of its own: a cancelled request does not cancel it.
+
+        One that is late fails its request and nothing else. Its pages stay pinned and its lease claimed until
+        the ranks report it: without their word nobody knows whether they still write.
+        """
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(self._rules.report_s, self._late, push, writes)
         try:
-            results = await self._leader.ranks.push(
-                orders, timeout_s=rules.step_timeout_s + rules.timeout_s + RPC_TIMEOUT_S
-            )
+            results = await self._leader.ranks.push(orders)
+            if late.when() <= loop.time():
+                _log.warning("push %d of lease %s is quiet at last", push, self._lease.lease)
             errors = [f"rank {result.rank}: {result.error}" for result in results if result.error]
             if errors:
                 self._fail(Unavailable(f"handoff to {self._partner.group} failed: {'; '.join(errors)}"))
             else:
                 self._written.update(LandingPage(w.index, w.dst, w.dst_slot) for w in writes)
                 self._bytes += sum(result.bytes for result in results)
-        except SplashError as error:
+        except Exception as error:  # as for a claim
             self._fail(error)
         finally:
+            late.cancel()
             del self._pushes[push]
-            self._leader.pending_push_bytes -= len(writes) * rules.slot_bytes
+            self._leader.pending_push_bytes -= len(writes) * self._rules.slot_bytes
             self._leader.scheduler.pushes.end(push)
             self._changed.set()
             self._leader.wake()
 
-    def _fail(self, error: SplashError) -> None:
+    def _late(self, push: int, writes: Sequence[HandoffWrite]) -> None:
+        """A push has not been reported in time."""
+        peers = ", ".join(map(str, sorted({write.dst for write in writes})))
+        sources = ", ".join(map(str, sorted({write.src for write in writes})))
+        text = (
+            f"handoff to {self._partner.group} failed: push {push} to its ranks {peers} is not over after "
+            f"{self._rules.report_s:g} s; if that group stands still, restart it"
+        )
+        _log.warning(
+            "%s; until ranks %s report it, its pages stay pinned, and lease %s is not abandoned",
+            text,
+            sources,
+            self._lease.lease,
+        )
+        self._fail(Unavailable(text))
+
+    def _fail(self, error: Exception) -> None:
         self._open = False
+        if not isinstance(error, SplashError):
+            _log.error("the handoff of lease %s broke", self._lease.lease, exc_info=error)
+            error = InvariantBroken(f"handoff to {self._partner.group}: {type(error).__name__}: {error}")
         if not self._failure.done():
             self._failure.set_result(error)
         self._changed.set()

@@ -10,7 +10,7 @@ import time
 
 import grpc.aio
 
-from services.prefill.handoff import FirstToken, Handoff, PushRules
+from services.prefill.handoff import FirstToken, Handoff, PushRules, landing_of
 from services.prefill.link_relay import LinkRelay
 from services.prefill.partners import Partners
 from splash_core.errors import GroupFailed, InvalidRequest, InvariantBroken, SplashError
@@ -26,7 +26,7 @@ from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import PrefilledEvent
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan
-from splash_core.switch.handoff import layer_ranges
+from splash_core.switch.handoff import check_landing, layer_ranges
 
 
 class PrefillService(prefill_pb2_grpc.PrefillServicer):
@@ -140,6 +140,12 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         if not request.HasField("lease"):
             return None
         partner = await self._partners.meet(request.lease)
+        check_landing(
+            landing_of(request.lease),
+            num_pages=-(-len(request.prompt) // self._blueprint.arena.page_size),
+            ranks=partner.ranks.keys(),
+            lease=request.lease.lease,
+        )
         writer = decode_pb2.Writer(handoff=next(self._numbers))
         writer.MergeFrom(self._writer)
         return Handoff(request.lease, partner, writer, self._leader, self._rules)

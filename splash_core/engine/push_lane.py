@@ -82,20 +82,24 @@ class PushLane:
             raise InvariantBroken("the push lane of this rank has failed") from self._failure
 
     def _run(self) -> None:
-        # A ZeroMQ socket belongs to one thread, so this one opens its own.
-        link = RankLink(self._address, self._rank, lane=PUSH_LANE)
+        link: RankLink | None = None
         try:
+            # A ZeroMQ socket belongs to one thread, so this one opens its own.
+            link = RankLink(self._address, self._rank, lane=PUSH_LANE)
             # A frame to an unknown identity is an error: the leader must know of this lane in time.
             link.send(rank_pb2.FromRank(pushes_open=True))
             while not self._closing.is_set():
                 self._turn(link)
         except Exception as error:  # the main of a thread: whatever it is, the leader must hear of it
             _log.exception("pushes of rank %d failed", self._rank)
+            # The step loop looks at it, and ends the rank: that reaches the leader without a link, too.
             self._failure = error
-            failure = rank_pb2.RankFailure(rank=self._rank, error=f"{type(error).__name__}: {error}")
-            link.send(rank_pb2.FromRank(failure=failure))
+            if link is not None:
+                failure = rank_pb2.RankFailure(rank=self._rank, error=f"{type(error).__name__}: {error}")
+                link.send(rank_pb2.FromRank(failure=failure))
         finally:
-            link.close()
+            if link is not None:
+                link.close()
 
     def _turn(self, link: RankLink) -> None:
         message = link.receive(_BUSY_POLL_S if self._pusher.busy else _IDLE_POLL_S)

@@ -1,7 +1,8 @@
 """A group's rank processes as one thing: all of them work, or the group has failed.
 
 Invariant: every wait here ends, with a result or with `GroupFailed` that names the rank and the cause: a rank
-that exits, reports an exception, or misses its deadline fails all waits and kills the other ranks.
+that exits, reports an exception, or misses its deadline fails all waits and kills the other ranks. A push has
+no deadline here: it depends on another group, and ends when its ranks have reported it or are dead.
 """
 
 import asyncio
@@ -138,26 +139,15 @@ class RankPool:
         self.traffic.step_ended(tuple(reports.results.values()))
         return tuple(reports.results[RankId(rank)] for rank in range(self._config.num_ranks))
 
-    async def push(
-        self, orders: Mapping[RankId, rank_pb2.PushPages], *, timeout_s: float
-    ) -> list[rank_pb2.PushResult]:
-        """Have ranks write pages into another group's memory; returns every rank's report.
-
-        A rank that keeps its own deadline but reports nothing within `timeout_s` fails the group: without its
-        word nobody knows whether it still writes.
-        """
+    async def push(self, orders: Mapping[RankId, rank_pb2.PushPages]) -> list[rank_pb2.PushResult]:
+        """Have ranks write pages into another group's memory; returns every rank's report, however late."""
         loop = asyncio.get_running_loop()
         waits: dict[RankId, asyncio.Future[rank_pb2.PushResult]] = {}
         for rank, order in orders.items():
             future: asyncio.Future[rank_pb2.PushResult] = loop.create_future()
-            self._pushes[order.push, rank] = future
-            waits[rank] = future
+            self._pushes[order.push, rank] = waits[rank] = future
             await self._send(rank, rank_pb2.ToRank(push=order))
-        await asyncio.wait(waits.values(), timeout=timeout_s)
-        silent = [rank for rank, future in waits.items() if not future.done()]
-        if silent:
-            ranks = ", ".join(map(str, silent))
-            self.fail(f"rank {ranks} did not report the end of a push within {timeout_s:g} s")
+        await asyncio.wait(waits.values())
         return [await future for future in waits.values()]
 
     async def cancel_push(self, push: int) -> None:
@@ -185,6 +175,7 @@ class RankPool:
         self.kill()
         for process in self._processes.values():
             await process.wait()
+        self._end_pushes(self._stopped())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -203,22 +194,28 @@ class RankPool:
         _log.error("%s", error)
         self._failure.set_result(error)
         self.kill()
+        self._end_pushes(error)
+
+    def _end_pushes(self, error: GroupFailed) -> None:
         for future in self._pushes.values():
             if not future.done():
                 future.set_exception(error)
+
+    def _stopped(self) -> GroupFailed:
+        return self.failure or GroupFailed(f"group {self._config.group} is being stopped; try another one")
 
     async def _send_all(self, message: rank_pb2.ToRank) -> None:
         for rank in range(self._config.num_ranks):
             await self._send(RankId(rank), message)
 
     async def _send(self, rank: RankId, message: rank_pb2.ToRank) -> None:
-        if self.failure is not None:
-            raise self.failure
+        if self.failure is not None or self._stopping:
+            raise self._stopped()
         try:
             await self._link.send(rank, message)
         except GroupFailed as error:
             self.fail(str(error))
-            raise self._failure.result() from error
+            raise self._stopped() from error
 
     async def _wait(
         self, event: asyncio.Event, timeout_s: float, late: str, have: Callable[[], Collection[RankId]]
@@ -246,25 +243,31 @@ class RankPool:
         self.fail(f"rank {rank} (pid {process.pid}) {exit_text(code)}{detail}")
 
     async def _read(self) -> None:
-        while True:
-            rank, message = await self._link.receive()
-            kind = message.WhichOneof("message")
-            if kind == "ready":
-                self._ready[rank] = message.ready
-                self._note_ready()
-            elif kind == "pushes_open":
-                self._push_lanes.add(rank)
-                self._note_ready()
-            elif kind in ("loading", "traffic"):
-                self._note_numbers(rank, message)
-            elif kind == "step":
-                self._note_result(rank, result_from_pb(message.step))
-            elif kind == "push":
-                future = self._pushes.pop((message.push.push, rank), None)
-                if future is not None and not future.done():
-                    future.set_result(message.push)
-            elif kind == "failure":
-                self._tasks.append(asyncio.create_task(self._settle(rank, message.failure.error)))
+        try:
+            while True:
+                self._take(*await self._link.receive())
+        except Exception as error:  # the only reader: without it every wait would be one for nothing
+            _log.exception("messages of ranks cannot be read")
+            self.fail(f"its leader cannot read what ranks report: {type(error).__name__}: {error}")
+
+    def _take(self, rank: RankId, message: rank_pb2.FromRank) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "ready":
+            self._ready[rank] = message.ready
+            self._note_ready()
+        elif kind == "pushes_open":
+            self._push_lanes.add(rank)
+            self._note_ready()
+        elif kind in ("loading", "traffic"):
+            self._note_numbers(rank, message)
+        elif kind == "step":
+            self._note_result(rank, result_from_pb(message.step))
+        elif kind == "push":
+            future = self._pushes.pop((message.push.push, rank), None)
+            if future is not None and not future.done():
+                future.set_result(message.push)
+        elif kind == "failure":
+            self._tasks.append(asyncio.create_task(self._settle(rank, message.failure.error)))
 
     def _note_result(self, rank: RankId, result: StepResult) -> None:
         reports = self._reports.get(result.step)

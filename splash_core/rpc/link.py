@@ -66,7 +66,11 @@ class RankLink:
         self._socket.setsockopt(zmq.IDENTITY, f"{rank}{lane}".encode())
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(address)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def receive(self, timeout_s: float) -> rank_pb2.ToRank | None:
         """The next frame from the leader, or None when none came within `timeout_s`."""

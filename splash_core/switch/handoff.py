@@ -6,10 +6,10 @@ page is written exactly once, from a rank that holds its source; holders of a pa
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from splash_core.errors import InvariantBroken
+from splash_core.errors import InvalidRequest, InvariantBroken
 from splash_core.ids import RankId, SlotId
 from splash_core.layout.ownership import PageCopy
 
@@ -45,6 +45,40 @@ def layer_ranges(num_layers: int, *, slice_bytes: int, least_bytes: int) -> tupl
     layers = min(max(-(-least_bytes // slice_bytes), 1), num_layers)
     count = num_layers // layers
     return tuple(num_layers * (index + 1) // count for index in range(count))
+
+
+def check_landing(
+    landing: Sequence[LandingPage], *, num_pages: int, ranks: Collection[RankId], lease: str
+) -> None:
+    """Return if `landing` has exactly one place for every page of a prompt, each in a slot of its own.
+
+    Args:
+        landing: of one lease, as a request names it.
+        num_pages: of the prompt.
+        ranks: of the decode group.
+        lease: its id.
+
+    Raises:
+        InvalidRequest: it has not; names the pages. Whoever sends the request must send a lease as granted.
+    """
+    indices = Counter(place.index for place in landing)
+    slots = Counter((place.rank, place.slot) for place in landing)
+    faults = {
+        "have no place to land": set(range(num_pages)) - indices.keys(),
+        "have more than one place to land": {index for index, count in indices.items() if count > 1},
+        f"are not of the prompt, which has {num_pages}": indices.keys() - set(range(num_pages)),
+        "share a slot": {place.index for place in landing if slots[place.rank, place.slot] > 1},
+        f"land on none of the ranks {sorted(ranks)}": {
+            place.index for place in landing if place.rank not in ranks
+        },
+    }
+    told = [f"pages {sorted(pages)} {fault}" for fault, pages in faults.items() if pages]
+    if told:
+        raise InvalidRequest(
+            f"lease {lease} does not fit the prompt: {'; '.join(told)}; the sender must pass on the lease "
+            "that the decode group granted for this very prompt, unchanged",
+            param="lease.pages",
+        )
 
 
 def plan_handoff(

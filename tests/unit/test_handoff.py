@@ -9,8 +9,9 @@ import grpc.aio
 import pytest
 
 from services.prefill.handoff import FirstToken, Handoff, PushRules
+from services.prefill.lease_talk import RPC_TIMEOUT_S
 from services.prefill.partners import Partner
-from splash_core.errors import GroupFailed, Unavailable
+from splash_core.errors import GroupFailed, InvariantBroken, Unavailable
 from splash_core.ids import RankId, SeqId, SlotId, StepId
 from splash_core.layout.ownership import PageCopy
 from splash_core.leader.leader import GroupLeader
@@ -45,6 +46,7 @@ class Decode:
         self.completion = decode_pb2.HandoffAck(accepted=True)
         self.abandonment = decode_pb2.HandoffAck(accepted=True)
         self.abandon_failures = 0
+        self.claim_breaks = False
         self.attempts: list[int] = []
         self.handoffs: list[int] = []
         """As each message names it."""
@@ -55,6 +57,8 @@ class Decode:
         self.attempts.append(message.attempt)
         self.handoffs.append(message.writer.handoff)
         await self.may_claim.wait()
+        if self.claim_breaks:
+            raise RuntimeError("a bug")
         return self.claim
 
     async def CompleteHandoff(
@@ -90,9 +94,7 @@ class Ranks:
         self.orders: list[rank_pb2.PushPages] = []
         self.cancelled: list[int] = []
 
-    async def push(
-        self, orders: dict[RankId, rank_pb2.PushPages], *, timeout_s: float
-    ) -> list[rank_pb2.PushResult]:
+    async def push(self, orders: dict[RankId, rank_pb2.PushPages]) -> list[rank_pb2.PushResult]:
         self._said.append("push")
         self.orders += orders.values()
         await self.quiet.wait()
@@ -497,6 +499,77 @@ def test_another_incarnation_ends_the_abandoning() -> None:
     async def scenario(scene: Scene) -> None:
         scene.decode.abandonment = decode_pb2.HandoffAck(accepted=False, reason="incarnation i is not j")
         scene.handoff.start_claim()
+        await scene.handoff.end()
+        assert scene.said == ["claim", "abandon"]
+
+    _run(scenario)
+
+
+def test_a_push_that_is_late_fails_its_request_at_once_and_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its peer stands still: the group lives on, and nobody gets the pages before its ranks have reported."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.handoff._rules = PushRules(
+            timeout_s=0.0, step_timeout_s=0.0, layer_ends=(1, 3), slot_bytes=SLOT_BYTES
+        )
+        with pytest.raises(Unavailable, match="handoff to decode-0 failed: push 1 to its ranks 0, 1") as told:
+            await scene.run()
+        assert "restart it" in str(told.value)
+        assert await scene.handoff.failed() is told.value
+        ending = asyncio.ensure_future(scene.handoff.end())
+        await _turns()
+        assert not ending.done()
+        assert scene.ranks.failure is None
+        assert scene.ranks.cancelled == [1]
+        assert scene.book.open == {1}
+        assert scene.said == ["claim", "push"]
+        scene.ranks.quiet.set()
+        await ending
+        assert scene.said == ["claim", "push", "quiet", "abandon"]
+
+    monkeypatch.setattr("services.prefill.handoff.RPC_TIMEOUT_S", 0.0)
+    _run(scenario)
+    assert "its pages stay pinned, and lease i/1 is not abandoned" in caplog.text
+    assert "push 1 of lease i/1 is quiet at last" in caplog.text
+
+
+def test_a_push_may_be_held_by_the_rest_of_one_step_and_all_of_the_next() -> None:
+    rules = PushRules(timeout_s=30.0, step_timeout_s=60.0, layer_ends=(1,), slot_bytes=SLOT_BYTES)
+    assert rules.report_s == 60.0 + 60.0 + 30.0 + RPC_TIMEOUT_S
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2], [0, 1, 2, 3, 3]])
+@pytest.mark.parametrize("late_claim", [False, True])
+def test_a_push_that_cannot_be_planned_fails_its_request_and_pins_nothing(
+    places: list[int], late_claim: bool
+) -> None:
+    """Whether the loop orders it, or the claim's answer does."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.handoff._landing = [LandingPage(index, RankId(0), SlotId(index)) for index in places]
+        if late_claim:
+            scene.decode.may_claim.clear()
+        scene.start()
+        await _turns()
+        await scene.chunk(PAGES)
+        scene.decode.may_claim.set()
+        assert isinstance(await scene.handoff.failed(), InvariantBroken)
+        assert not scene.book.open
+        with pytest.raises(InvariantBroken):
+            await scene.finish()
+        await scene.handoff.end()
+        assert scene.said == ["claim", "abandon"]
+
+    _run(scenario)
+
+
+def test_a_claim_that_breaks_is_told_and_not_waited_for() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.decode.claim_breaks = True
+        with pytest.raises(InvariantBroken, match="RuntimeError: a bug"):
+            await scene.run()
         await scene.handoff.end()
         assert scene.said == ["claim", "abandon"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from services.prefill.partners import Partner, Partners
 from services.prefill.servicer import PrefillService
-from splash_core.errors import GroupFailed, SplashError, Unavailable
+from splash_core.errors import GroupFailed, InvalidRequest, SplashError, Unavailable
 from splash_core.ids import RankId, RequestId, SeqId, SlotId, StepId
 from splash_core.layout.ownership import PageCopy
 from splash_core.leader.build import GroupBlueprint
@@ -50,7 +50,9 @@ class Leader:
         )
         self.pushed = asyncio.Event()
         self.quiet = asyncio.Event()
-        self.ranks = SimpleNamespace(failure=None, push=self._push, cancel_push=self._cancel_push)
+        self.ranks = SimpleNamespace(
+            failure=None, push=self._push, cancel_push=self._cancel_push, tell_links=self._tell_links
+        )
 
     def check_open(self) -> None:
         if self.failure is not None:
@@ -90,8 +92,8 @@ class Leader:
     async def _tell_links(self, notice: object) -> None:
         del notice
 
-    async def _push(self, orders: object, *, timeout_s: float) -> list[Any]:
-        del orders, timeout_s
+    async def _push(self, orders: object) -> list[Any]:
+        del orders
         self.pushed.set()
         await self.quiet.wait()
         return []
@@ -139,7 +141,7 @@ def service(leader: Leader) -> PrefillService:
         group="prefill-0",
         incarnation="w",
         settings=settings,
-        arena=SimpleNamespace(slot_bytes=8, num_layers=2, layer_slice_bytes=4),
+        arena=SimpleNamespace(slot_bytes=8, num_layers=2, layer_slice_bytes=4, page_size=4),
     )
     return PrefillService(cast("GroupBlueprint", blueprint), cast("GroupLeader", leader))
 
@@ -200,5 +202,44 @@ def test_pages_are_free_once_nothing_reads_them_though_decode_cannot_be_told(
         decode.reachable = True
         await prefill.close()
         assert leader.dropped == [SeqId(1)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("places", "fault"),
+    [
+        ([], r"pages \[0\] have no place to land"),
+        ([(0, 0, 9), (0, 0, 8)], r"pages \[0\] have more than one place to land"),
+        ([(0, 0, 9), (1, 0, 8)], r"pages \[1\] are not of the prompt, which has 1"),
+        ([(0, 0, 9), (-1, 0, 8)], r"pages \[-1\] are not of the prompt"),
+        ([(0, 0, 9), (1, 0, 9)], r"pages \[0, 1\] share a slot"),
+        ([(0, 5, 9)], r"pages \[0\] land on none of the ranks \[0\]"),
+    ],
+)
+def test_a_lease_that_does_not_fit_the_prompt_is_refused_before_anything_is_claimed(
+    monkeypatch: pytest.MonkeyPatch, places: list[tuple[int, int, int]], fault: str
+) -> None:
+    async def main() -> None:
+        leader, decode = Leader(), Decode()
+
+        async def meet(self: Partners, lease: common_pb2.Lease) -> Partner:
+            del self, lease
+            return partner(decode)
+
+        monkeypatch.setattr(Partners, "meet", meet)
+        pages = [common_pb2.LandingPage(index=index, rank=rank, slot=slot) for index, rank, slot in places]
+        request = prefill_pb2.PrefillRequest()
+        request.CopyFrom(REQUEST)
+        del request.lease.pages[:]
+        request.lease.pages.extend(pages)
+        prefill = service(leader)
+        with pytest.raises(InvalidRequest, match=fault) as refused:
+            await prefill.Run(request, CONTEXT)
+        assert refused.value.param == "lease.pages"
+        assert "the sender must pass on the lease" in str(refused.value)
+        assert leader.added == 0
+        await prefill.close()
+        assert decode.abandons == 0
 
     asyncio.run(main())

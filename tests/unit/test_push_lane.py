@@ -281,3 +281,12 @@ def test_the_leader_is_told_what_has_moved_and_to_whom() -> None:
 
 def _plan(step: int) -> StepPlan:
     return StepPlan(step=StepId(step), epoch=Epoch(0), layout=Layout.TP)
+
+
+def test_a_push_lane_that_cannot_connect_is_seen_by_the_step_loop() -> None:
+    with Pusher.open(ARENA, ABI, SHM) as pusher:
+        lane = PushLane(pusher, StepProgress(ARENA.num_layers), "no address", RANK)
+        with lane:
+            pass
+        with pytest.raises(InvariantBroken, match="the push lane of this rank has failed"):
+            lane.check()
