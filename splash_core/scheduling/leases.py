@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from splash_core.errors import Conflict
 from splash_core.ids import Incarnation, LeaseId, PageId, RequestId, SeqId
+from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.writers import group_of
 from splash_core.scheduling.written import Written
 from splash_core.switch.handoff import LandingPage

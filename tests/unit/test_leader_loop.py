@@ -287,7 +287,7 @@ def test_draining_refuses_new_requests_and_waits_for_open_ones(tiny_v3: Path) ->
         ({"kv_bytes": 10}, Infeasible, ("holds no page", "nearest")),
         ({"max_model_len": 10**6}, Infeasible, ("--max-model-len", "nearest")),
         ({"admission_overcommit": 0.5}, ConfigError, ("--admission-overcommit", "at least 1")),
-        ({"nnodes": 2}, ConfigError, ("--nnodes 2", "shm")),
+        ({"nnodes": 2}, ConfigError, ("--nnodes 2", "one host", "leave --nnodes")),
         ({"model": "no-such"}, ConfigError, ("no-such", "splash model fetch")),
     ],
 )

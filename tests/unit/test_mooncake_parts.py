@@ -5,7 +5,7 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -447,6 +447,10 @@ class ProvedLink(PeerLink):
         return self.proof.is_set()
 
 
+def _session(link: PeerLink, start_wire: Callable[[PeerLink], Wire]) -> Session:
+    return Session(link, start_wire=start_wire, patience_s=60, arbiter=BandwidthArbiter())
+
+
 @pytest.mark.parametrize("call", ["transfer_submit_write", "transfer_check_status"])
 def test_what_the_library_throws_ends_the_session_with_its_fence(call: str) -> None:
     link = ProvedLink()
@@ -481,7 +485,7 @@ def test_an_engine_that_cannot_be_made_fails_what_is_queued() -> None:
         raise RuntimeError("no descriptors left")
 
     link = ProvedLink()
-    session = Session(link, start_wire=start, patience_s=60, arbiter=BandwidthArbiter())
+    session = _session(link, start)
     op = _write(session)
     session.join()
     assert "no descriptors left" in op.poll().error
