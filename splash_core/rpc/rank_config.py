@@ -17,6 +17,9 @@ ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
 """Bytes per number of weights and KV, by the name of the type."""
 
 
+_LIMITS = LinkLimits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankConfig:
     """The start-up parameters of a group's ranks."""
@@ -60,9 +63,9 @@ class RankConfig:
     """Device memory that they may take."""
     link_bytes_per_s: float = 0.0
     """Budget of the link to other groups; 0: none."""
-    link_chunk_bytes: int = LinkLimits.chunk_bytes
-    link_in_flight: int = LinkLimits.in_flight
-    link_pause_s: float = LinkLimits.pause_s
+    link_chunk_bytes: int = _LIMITS.chunk_bytes
+    link_in_flight: int = _LIMITS.in_flight
+    link_pause_s: float = _LIMITS.pause_s
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
     transport: TransportOptions = TransportOptions()
