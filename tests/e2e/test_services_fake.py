@@ -182,7 +182,7 @@ def test_pages_of_a_writer_that_may_still_write_stay_quarantined_until_it_abando
             lease = await _claimed_lease(router, myself)
             await _until_quarantined(router)
             await asyncio.sleep(1.2)  # several sweeps: time alone frees nothing
-            assert [entry.writer for entry in await _held_leases(router)] == ["w1"]
+            assert [entry.writer for entry in await _held_leases(router)] == ["w1/0"]
             abandon = decode_pb2.HandoffAbandon(
                 lease=lease.lease, attempt=lease.attempt, incarnation=lease.incarnation, writer="w1"
             )
