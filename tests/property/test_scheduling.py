@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splash_core.errors import Conflict, ContextTooLong
-from splash_core.ids import SeqId
+from splash_core.ids import LeaseId, SeqId
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Grant
@@ -38,6 +38,9 @@ class Life:
     """Leases without a writer."""
     claimed: list[tuple[Grant, list[LandingPage]]] = field(default_factory=list)
     """Leases being written, with the pages still to write."""
+    claims: int = 0
+    writers: dict[LeaseId, str] = field(default_factory=dict)
+    """Of each lease, who claimed it last."""
 
     def tick(self) -> None:
         actions = [self.arrive, self.step, self.half_step, self.switch, self.cancel, self.hand_over]
@@ -122,10 +125,16 @@ class Life:
         elif self.role is Role.PREFILL:
             self._release_one()
 
+    def claim(self, grant: Grant) -> None:
+        """A claim after an abandon is another handoff's, so a writer of its own."""
+        self.claims += 1
+        self.writers[grant.lease] = f"writer/{self.claims}"
+        self.group.claim(grant, self.writers[grant.lease])
+
     def _write_some(self) -> None:
         if self.open and self.rng.random() < 0.5:
             grant = self.open.pop(self.rng.randrange(len(self.open)))
-            self.group.claim(grant)
+            self.claim(grant)
             self.claimed.append((grant, list(grant.pages)))
         if not self.claimed:
             return
@@ -141,18 +150,18 @@ class Life:
         """Complete or abandon a lease whose pages are all written."""
         self.claimed = [entry for entry in self.claimed if entry[0] is not grant]
         gone = self.group.requests[grant.seq].cancelled
-        scheduler = self.group.scheduler
+        scheduler, writer = self.group.scheduler, self.writers[grant.lease]
         if self.rng.random() < (0.5 if gone else 0.1):
-            lease = {"attempt": grant.attempt, "incarnation": grant.incarnation, "writer": "writer"}
+            lease = {"attempt": grant.attempt, "incarnation": grant.incarnation, "writer": writer}
             scheduler.abandon(grant.lease, **lease)
             scheduler.abandon(grant.lease, **lease)
             if not gone:
                 self.open.append(grant)
             return
         try:
-            self.group.land(grant)
+            self.group.land(grant, writer)
             assert not gone
-            self.group.land(grant)
+            self.group.land(grant, writer)
         except Conflict:
             assert gone
         scheduler.check_integrity()
@@ -193,7 +202,7 @@ class Life:
         for _ in range(100):
             self.group.run(ahead=self.ahead)
             for grant in list(self.open):
-                self.group.claim(grant)
+                self.claim(grant)
                 self.claimed.append((grant, list(grant.pages)))
             self.open.clear()
             for grant, left in list(self.claimed):
