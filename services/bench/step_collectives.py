@@ -14,10 +14,10 @@ from typing_extensions import override
 
 from services.bench.clock import median, operation_ms
 from services.bench.rig import Rig
-from splash_core.dist.comm import Comm, Transfer
+from splash_core.dist.comm import Comm
+from splash_core.dist.passing import PassingComm
 from splash_core.engine.recording import Recorded, Recorder
 from splash_core.engine.static_backends import decode_graphs, recorder_for
-from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
 
 _REPS, _WARMUP = 20, 3
@@ -32,22 +32,12 @@ class Call:
     dtype: torch.dtype
 
 
-class NotingComm(Comm):
+class NotingComm(PassingComm):
     """Passes every call to `inner`, and keeps what rows of which size were given to it."""
 
     def __init__(self, inner: Comm) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.calls: list[Call] = []
-
-    @property
-    @override
-    def rank(self) -> RankId:
-        return self._inner.rank
-
-    @property
-    @override
-    def size(self) -> int:
-        return self._inner.size
 
     @override
     def all_gather_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
@@ -64,18 +54,6 @@ class NotingComm(Comm):
     @override
     def reduce_scatter_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
         return self._noted(x_NX, lambda comm, rows: comm.reduce_scatter_rows(rows, counts, tag=tag))
-
-    @override
-    def exchange(self, sends: Sequence[Transfer], recvs: Sequence[Transfer], *, tag: str) -> None:
-        self._inner.exchange(sends, recvs, tag=tag)
-
-    @override
-    def barrier(self) -> None:
-        self._inner.barrier()
-
-    @override
-    def settle(self) -> None:
-        self._inner.settle()
 
     @override
     def close(self) -> None:

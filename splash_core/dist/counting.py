@@ -11,8 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from splash_core.dist.comm import Comm, Transfer
+from splash_core.dist.passing import PassingComm
 from splash_core.dist.rows import row_bytes
-from splash_core.ids import RankId
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Traffic:
     received_bytes: int = 0
 
 
-class CountingComm(Comm):
+class CountingComm(PassingComm):
     """Passes every call to `inner` and adds up the bytes received per tag."""
 
     def __init__(self, inner: Comm) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._traffic: dict[str, Traffic] = {}
 
     @property
@@ -42,16 +42,6 @@ class CountingComm(Comm):
     def reset(self) -> None:
         """Start counting from zero."""
         self._traffic.clear()
-
-    @property
-    @override
-    def rank(self) -> RankId:
-        return self._inner.rank
-
-    @property
-    @override
-    def size(self) -> int:
-        return self._inner.size
 
     @override
     def all_gather_rows(self, x_NX: Tensor, counts: Sequence[int], *, tag: str) -> Tensor:
@@ -74,14 +64,6 @@ class CountingComm(Comm):
     def exchange(self, sends: Sequence[Transfer], recvs: Sequence[Transfer], *, tag: str) -> None:
         self._add(tag, sum(recv.tensor.nbytes for recv in recvs if recv.peer != self.rank))
         self._inner.exchange(sends, recvs, tag=tag)
-
-    @override
-    def barrier(self) -> None:
-        self._inner.barrier()
-
-    @override
-    def settle(self) -> None:
-        self._inner.settle()
 
     @override
     def close(self) -> None:

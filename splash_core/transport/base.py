@@ -5,7 +5,7 @@ The interface is what Mooncake can honour and what the fence needs: an operation
 the destination before. Invariant of every backend: `quiesced` never goes back to False.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -22,6 +22,11 @@ class Descriptor:
     src: int
     dst: int
     num_bytes: int
+
+    def cut(self, most: int) -> Iterator["Descriptor"]:
+        """The same bytes in the same order, at most `most` at a time; nothing if there are none."""
+        for start in range(0, self.num_bytes, most):
+            yield Descriptor(self.src + start, self.dst + start, min(most, self.num_bytes - start))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 
 from typing_extensions import override
 
-from splash_core.transport.base import Descriptor, Op, OpState, OpStatus
+from splash_core.transport.base import Descriptor, OpState, OpStatus
+from splash_core.transport.guarded_op import GuardedOp
 from splash_core.transport.turns import Turns
 
 
-class MooncakeOp(Op):
+class MooncakeOp(GuardedOp):
     """Its state is guarded by `changed`, which all operations to one peer share."""
 
     def __init__(
@@ -32,27 +33,14 @@ class MooncakeOp(Op):
         turns: Turns,
         piece_bytes: int,
     ) -> None:
+        waiting = deque(pieces(descriptors, piece_bytes))
+        super().__init__(attempt=attempt, empty=not waiting, changed=changed)
         self.turns = turns
         """At the link; the session that writes asks for them."""
-        self._waiting = deque(pieces(descriptors, piece_bytes))
+        self._waiting = waiting
         self._deadline = deadline
-        self._attempt = attempt
-        self._changed = changed
-        self._state = OpState.QUEUED if self._waiting else OpState.DONE
-        self._error = ""
-        self._written = 0
         self._in_flight = 0
         self._doubtful = 0
-
-    @property
-    @override
-    def attempt(self) -> int:
-        return self._attempt
-
-    @override
-    def poll(self) -> OpStatus:
-        with self._changed:
-            return self._status()
 
     @override
     def wait(self, timeout_s: float) -> OpStatus:
@@ -62,11 +50,6 @@ class MooncakeOp(Op):
             while not self._status().state.is_final and time.monotonic() < end:
                 self._changed.wait(max(0.0, min(end, self._deadline) - time.monotonic()) + 0.001)
             return self._status()
-
-    @override
-    def cancel(self) -> None:
-        with self._changed:
-            self._finish(OpState.CANCELLED)
 
     @property
     @override
@@ -126,15 +109,11 @@ class MooncakeOp(Op):
         self._in_flight = self._doubtful = 0
         self._changed.notify_all()
 
+    @override
     def _status(self) -> OpStatus:
         if time.monotonic() > self._deadline:
-            self._finish(OpState.FAILED, f"the deadline passed after {self._written} bytes")
-        return OpStatus(state=self._state, written_bytes=self._written, error=self._error)
-
-    def _finish(self, state: OpState, error: str = "") -> None:
-        if not self._state.is_final:
-            self._state, self._error = state, error
-            self._changed.notify_all()
+            self._expire()
+        return super()._status()
 
 
 def pieces(descriptors: Sequence[Descriptor], most: int) -> Iterator[Descriptor]:
@@ -149,13 +128,7 @@ def pieces(descriptors: Sequence[Descriptor], most: int) -> Iterator[Descriptor]
         elif (run.src + run.num_bytes, run.dst + run.num_bytes) == (descriptor.src, descriptor.dst):
             run = Descriptor(run.src, run.dst, run.num_bytes + descriptor.num_bytes)
         else:
-            yield from _cut(run, most)
+            yield from run.cut(most)
             run = descriptor
     if run is not None:
-        yield from _cut(run, most)
-
-
-def _cut(run: Descriptor, most: int) -> Iterator[Descriptor]:
-    for start in range(0, run.num_bytes, most):
-        size = min(most, run.num_bytes - start)
-        yield Descriptor(run.src + start, run.dst + start, size)
+        yield from run.cut(most)

@@ -24,12 +24,12 @@ from splash_core.transport.base import (
     MemoryHandle,
     Op,
     OpState,
-    OpStatus,
     Peer,
     Transport,
 )
 from splash_core.transport.bounds import check_bounds
 from splash_core.transport.classes import TrafficClass
+from splash_core.transport.guarded_op import GuardedOp
 from splash_core.transport.link import BandwidthArbiter, Flow
 from splash_core.transport.memory_server import MemoryServer, fetch_memory
 
@@ -49,7 +49,7 @@ class _Mapping:
     owner: ProcessWatch
 
 
-class ShmOp(Op):
+class ShmOp(GuardedOp):
     """One write: its pieces, and its state under the transport's lock."""
 
     def __init__(
@@ -62,40 +62,13 @@ class ShmOp(Op):
         attempt: int,
         changed: threading.Condition,
     ) -> None:
+        super().__init__(attempt=attempt, empty=not pieces, changed=changed)
         self.target = target
         self.flow = flow
         self.deadline = deadline
-        self._attempt = attempt
         self._pieces = pieces
         self._next = 0
-        self._changed = changed
-        self._state = OpState.QUEUED
-        self._written = 0
-        self._error = ""
         self._copying = False
-        if not self._pieces:
-            self._state = OpState.DONE
-
-    @property
-    @override
-    def attempt(self) -> int:
-        return self._attempt
-
-    @override
-    def poll(self) -> OpStatus:
-        with self._changed:
-            return self._status()
-
-    @override
-    def wait(self, timeout_s: float) -> OpStatus:
-        with self._changed:
-            self._changed.wait_for(lambda: self._state.is_final, timeout_s)
-            return self._status()
-
-    @override
-    def cancel(self) -> None:
-        with self._changed:
-            self._finish(OpState.CANCELLED)
 
     @property
     @override
@@ -106,7 +79,7 @@ class ShmOp(Op):
     def expire(self, now: float) -> None:
         """Fail if the deadline has passed, even while others go first. Called with the lock held."""
         if now > self.deadline:
-            self._finish(OpState.FAILED, f"the deadline passed after {self._written} bytes")
+            self._expire()
 
     def want_piece(self) -> bool:
         """Stand in line for the next piece; False once the operation has ended. Called with the lock held."""
@@ -131,14 +104,6 @@ class ShmOp(Op):
         if self._next == len(self._pieces):
             self._finish(OpState.DONE)
         self._changed.notify_all()
-
-    def _finish(self, state: OpState, error: str = "") -> None:
-        if not self._state.is_final:
-            self._state, self._error = state, error
-            self._changed.notify_all()
-
-    def _status(self) -> OpStatus:
-        return OpStatus(state=self._state, written_bytes=self._written, error=self._error)
 
 
 class ShmTransport(Transport):
@@ -223,7 +188,7 @@ class ShmTransport(Transport):
                 raise InvariantBroken(f"write to {peer.address} after the transport was closed")
             op = ShmOp(
                 target=target,
-                pieces=[piece for part in descriptors for piece in _cut(part, self._link.chunk_bytes)],
+                pieces=[piece for part in descriptors for piece in part.cut(self._link.chunk_bytes)],
                 flow=self._link.flow(traffic, deadline_s=deadline_s, wake=self._awake.set),
                 deadline=time.monotonic() + deadline_s,
                 attempt=attempt,
@@ -282,15 +247,3 @@ class ShmTransport(Transport):
                 op.flow.close()
         flow = self._link.first(op.flow for op in self._ops)
         return next((op for op in self._ops if op.flow is flow), None)
-
-
-def _cut(descriptor: Descriptor, piece_bytes: int) -> list[Descriptor]:
-    """Pieces between which the queue, cancellation and the deadline are looked at."""
-    return [
-        Descriptor(
-            descriptor.src + start,
-            descriptor.dst + start,
-            min(piece_bytes, descriptor.num_bytes - start),
-        )
-        for start in range(0, descriptor.num_bytes, piece_bytes)
-    ]

@@ -17,6 +17,7 @@ from tests.oracle import hf_generate_greedy
 from tests.support.gpus import run_to_the_end
 from tests.support.group import arena_with
 from tests.support.plans import PlanBuilder
+from tests.support.rank_configs import rank_config
 
 RANKS = 2
 PROMPT = [7, 20, 33, 46, 59, 72]
@@ -24,28 +25,11 @@ NUM_TOKENS = 4
 
 
 def _config(checkpoint: Path, folder: Path, arena_bytes: int) -> RankConfig:
-    return RankConfig(
-        group="g",
-        engine="torch",
-        checkpoint=str(checkpoint),
-        model_name="tiny",
-        fingerprint="",
+    return rank_config(
+        checkpoint,
+        folder,
         num_ranks=RANKS,
-        layout=Layout.DP,
-        device="cpu",
-        dtype="fp32",
-        page_size=4,
         arena_bytes=arena_bytes,
-        staging_bytes=1 << 22,
-        transfer_max_ctas=8,
-        switch_layers_ahead=1,
-        link="",
-        rendezvous=f"file://{folder}/meet",
-        log_dir=str(folder),
-        log_format="plain",
-        threads=1,
-        start_timeout_s=120.0,
-        step_timeout_s=60.0,
         graph_layouts=(Layout.DP, Layout.DOP),
         graph_buckets=decode_buckets(3, RANKS),
         graph_bytes=1 << 30,

@@ -20,7 +20,6 @@ from splash_core.ids import RankId, RequestId, SeqId
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
-from splash_core.rpc.rank_config import RankConfig
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchedEvent, TokenEvent
 from splash_core.scheduling.roles import Role
@@ -34,6 +33,7 @@ from tests.support.gpus import NUM_GPUS, run_to_the_end
 from tests.support.group import Group, arena_with
 from tests.support.logit_engine import RowKey, loaded, merged_rows
 from tests.support.plans import PlanBuilder
+from tests.support.rank_configs import rank_config
 from tests.support.ranks import ProcessRanks, portable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -256,28 +256,13 @@ def _from_configuration(rank: int, num_ranks: int, checkpoint: Path, folder: Pat
     """What a rank that is configured like a service's draws for a prompt."""
     spec = ModelSpec.from_checkpoint(checkpoint)
     arena = arena_with(spec, num_ranks=num_ranks, page_size=4, elem_bytes=4, ordinary=20)
-    config = RankConfig(
-        group="g",
-        engine="torch",
-        checkpoint=str(checkpoint),
-        model_name="tiny",
-        fingerprint="",
+    config = rank_config(
+        checkpoint,
+        folder,
         num_ranks=num_ranks,
-        layout=Layout.DP,
         device="cuda",
-        dtype="fp32",
-        page_size=4,
         arena_bytes=arena.arena_bytes,
-        staging_bytes=1 << 22,
-        transfer_max_ctas=8,
-        switch_layers_ahead=1,
-        link="",
-        rendezvous=f"file://{folder}/meet",
-        log_dir=str(folder),
-        log_format="plain",
-        threads=1,
         start_timeout_s=400.0,
-        step_timeout_s=60.0,
     )
     progress: list[tuple[int, int]] = []
     with loaded_engine(
