@@ -49,6 +49,9 @@ class PrefillSwitches:
     def repeat(self, direction: Direction, modes: Sequence[SwitchMode], *, counts: bool) -> None:
         """One switching step in each mode, and one ready step after the first of them.
 
+        An ordinary step goes before each switching step, as one goes before the ready step: a device that has
+        rested computes faster for a while.
+
         Raises:
             Infeasible: the source or the destination does not hold the histories and the rows.
         """
@@ -58,6 +61,8 @@ class PrefillSwitches:
         ready: TimedStep | None = None
         for mode in modes:
             rig.go(source)
+            rig.timed(group.step(self._rows))
+            group.rewind()
             switching[mode] = self._switch(destination, mode)
             group.rewind()
             if ready is None:

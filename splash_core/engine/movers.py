@@ -5,7 +5,7 @@ the others, every rank *pulls* what it needs out of theirs, which works within o
 rule of `engine.lanes`: a chunk's sources are read by all ranks before any rank writes its destinations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from splash_core.dist.comm import Comm, Transfer
 from splash_core.dist.peer_memory import PeerMemory
+from splash_core.dist.rows import as_bytes
 from splash_core.engine.staging import ChunkWork, PullWork, Staging
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
@@ -55,7 +56,7 @@ class StateMover(Protocol):
         """The second half: every destination of this rank is written."""
         ...
 
-    def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
+    def gather_weights(self, layer: int, matrices: Sequence[Matrix], *, track: int) -> None:
         """Fetch the other ranks' shards of one layer, each into its rotated place: no repacking."""
         ...
 
@@ -97,8 +98,9 @@ class ExchangingMover(StateMover):
         self.bytes_received += sum(recv.tensor.nbytes for recv in recvs)
 
     @torch.inference_mode()
-    def gather_weights(self, layer: int, matrices: Sequence[Matrix]) -> None:
+    def gather_weights(self, layer: int, matrices: Sequence[Matrix], *, track: int) -> None:
         """As in `StateMover`; straight from arena to arena."""
+        del track
         me, shard = self._comm.rank, self._arena.shard
         peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
         # One exchange for each matrix: transfers between the same two ranks share an exchange's channels, so
@@ -114,7 +116,9 @@ class PullingMover(ExchangingMover):
     """Gather what is sent where the peers can read it, barrier, copy what is wanted, barrier, scatter.
 
     The first barrier says that all ranks have read their sources, the second that what they sent is taken.
-    Each track has barriers of its own. Whole shards of weights gain nothing by it and are exchanged.
+    Each track has barriers of its own. Shards of weights go the same way: an exchange would be no slower
+    alone, but its kernels hold multiprocessors while they wait for a peer whose own are taken by a long
+    attention kernel; a barrier waits with one thread block, and copy engines need none.
 
     Args:
         arena: this rank's.
@@ -157,6 +161,32 @@ class PullingMover(ExchangingMover):
         self._kernels.scatter_pages(pages, work.write_slots[:kept], rows[work.num_sent :])
         self._kernels.scatter_pages(pages, work.write_slots[kept:], landing)
         self.bytes_received += landing.nbytes
+
+    @override
+    @torch.inference_mode()
+    def gather_weights(self, layer: int, matrices: Sequence[Matrix], *, track: int) -> None:
+        """As in `StateMover`; in pieces that take turns in the halves of the track's part of the outbox."""
+        me, half = self._comm.rank, self._track_bytes // 2
+        peers = [RankId(peer) for peer in range(self._comm.size) if peer != me]
+        pieces = ((matrix, *span) for matrix in matrices for span in self._spans(layer, matrix, half))
+        for turn, (matrix, begin, end) in enumerate(pieces):
+            # The barrier of the piece between says that the peers have taken what this half held before.
+            first = track * self._track_bytes + turn % 2 * half
+            sent = slice(first, first + end - begin)
+            self._outbox.of(me)[sent].copy_(self._shard_bytes(layer, matrix, me)[begin:end])
+            self._outbox.barrier(track)
+            for peer in peers:
+                self._shard_bytes(layer, matrix, peer)[begin:end].copy_(self._outbox.of(peer)[sent])
+                self.bytes_received += end - begin
+        self._outbox.barrier(track)
+
+    def _spans(self, layer: int, matrix: Matrix, most: int) -> Iterator[tuple[int, int]]:
+        size = self._shard_bytes(layer, matrix, self._comm.rank).numel()
+        return ((begin, min(begin + most, size)) for begin in range(0, size, most))
+
+    def _shard_bytes(self, layer: int, matrix: Matrix, owner: RankId) -> Tensor:
+        """`[bytes]` uint8: where a rank's shard lies on this rank."""
+        return as_bytes(self._arena.shard(layer, matrix, owner))
 
     def _sent_rows(self, rank: int, track: int, num_rows: int, pages: Tensor) -> Tensor:
         """`[num_rows, …]`: the first rows of what that rank sends on a track."""

@@ -63,7 +63,7 @@ class ChunkMove(Move):
 
 
 class WeightMove(Move):
-    """The other ranks' weight shards of one layer: straight from arena to arena, without staging."""
+    """The other ranks' weight shards of one layer."""
 
     def __init__(self, layer: int, mover: StateMover, matrices: Sequence[Matrix]) -> None:
         self._layer = layer
@@ -75,8 +75,7 @@ class WeightMove(Move):
 
     def write(self, track: int) -> None:
         """As in `Move`."""
-        del track
-        self._mover.gather_weights(self._layer, self._matrices)
+        self._mover.gather_weights(self._layer, self._matrices, track=track)
 
 
 class SwitchExecution:
