@@ -47,10 +47,10 @@ class PrefillSwitches:
         raise Infeasible("; ".join(reasons))
 
     def repeat(self, direction: Direction, modes: Sequence[SwitchMode], *, counts: bool) -> None:
-        """One switching step in each mode, and one ready step after the first of them.
+        """One switching step in each mode, and one ready step, before each an ordinary step in the source.
 
-        An ordinary step goes before each switching step, as one goes before the ready step: a device that has
-        rested computes faster for a while.
+        A device computes faster or slower for a while after it has rested, or worked harder: what goes before
+        the steps of a pair is the same.
 
         Raises:
             Infeasible: the source or the destination does not hold the histories and the rows.
@@ -60,12 +60,12 @@ class PrefillSwitches:
         switching: dict[SwitchMode, tuple[TimedStep, float]] = {}
         ready: TimedStep | None = None
         for mode in modes:
-            rig.go(source)
-            rig.timed(group.step(self._rows))
-            group.rewind()
+            self._ordinary_step(source)
             switching[mode] = self._switch(destination, mode)
             group.rewind()
             if ready is None:
+                self._ordinary_step(source)
+                rig.go(destination)
                 ready = rig.timed(group.step(self._rows))
                 group.rewind()
         assert ready is not None  # there is at least one mode
@@ -79,6 +79,11 @@ class PrefillSwitches:
         pairs = {mode: kept for (of, mode), kept in self._pairs.items() if of == direction}
         one_layer_ms = layer_ms(pairs.get(SwitchMode.BLOCKING, []), self._rig.spec.layers)
         return {str(mode): pair_fields(of_mode, one_layer_ms) for mode, of_mode in pairs.items()}
+
+    def _ordinary_step(self, layout: Layout) -> None:
+        self._rig.go(layout)
+        self._rig.timed(self._rig.group.step(self._rows))
+        self._rig.group.rewind()
 
     def _switch(self, layout: Layout, mode: SwitchMode) -> tuple[TimedStep, float]:
         began = time.perf_counter()
