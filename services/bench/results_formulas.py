@@ -37,7 +37,8 @@ SWITCH = """### Switches
 A *switching* step executes a switch and then its rows in the new layout; *ready* is the same rows in the same
 layout with the state in place. Each repetition r measures one ready step and one switching step a mode from
 the same state; modes take turns in going first. In prefill an ordinary step in the old layout goes before each
-of them, since a device that has just worked harder computes slower for a while.
+of them, and a pause as long as the ready step's moves take before the others: a device computes slower while it
+is hot.
 
     step       = p50 of the switching steps
     exposed    = p50 (p95) over r of (switching_r − ready_r)

@@ -47,28 +47,26 @@ class PrefillSwitches:
         raise Infeasible("; ".join(reasons))
 
     def repeat(self, direction: Direction, modes: Sequence[SwitchMode], *, counts: bool) -> None:
-        """One switching step in each mode, and one ready step, before each an ordinary step in the source.
+        """One ready step and one switching step in each mode, before each an ordinary step in the source.
 
-        A device computes faster or slower for a while after it has rested, or worked harder: what goes before
-        the steps of a pair is the same.
+        A device computes faster for a while after it has rested: before the switching steps it rests for as
+        long as the moves before the ready step took.
 
         Raises:
             Infeasible: the source or the destination does not hold the histories and the rows.
         """
         rig, group = self._rig, self._rig.group
         source, destination = direction
+        self._ordinary_step(source)
+        rest_s = self._seconds_to_go(destination)
+        ready = rig.timed(group.step(self._rows))
+        group.rewind()
         switching: dict[SwitchMode, tuple[TimedStep, float]] = {}
-        ready: TimedStep | None = None
         for mode in modes:
             self._ordinary_step(source)
+            time.sleep(rest_s)
             switching[mode] = self._switch(destination, mode)
             group.rewind()
-            if ready is None:
-                self._ordinary_step(source)
-                rig.go(destination)
-                ready = rig.timed(group.step(self._rows))
-                group.rewind()
-        assert ready is not None  # there is at least one mode
         if counts:
             for mode, (step, plan_ms) in switching.items():
                 pair = Pair(switching=step, ready=ready, plan_ms=plan_ms)
@@ -84,6 +82,12 @@ class PrefillSwitches:
         self._rig.go(layout)
         self._rig.timed(self._rig.group.step(self._rows))
         self._rig.group.rewind()
+
+    def _seconds_to_go(self, layout: Layout) -> float:
+        began = time.perf_counter()
+        self._rig.go(layout)
+        self._rig.clock.catch_up()
+        return time.perf_counter() - began
 
     def _switch(self, layout: Layout, mode: SwitchMode) -> tuple[TimedStep, float]:
         began = time.perf_counter()

@@ -21,6 +21,7 @@ from splash_core.engine.decoder import hidden_rows
 from splash_core.engine.drawn import DrawnTokens
 from splash_core.engine.enqueued import EnqueuedStep
 from splash_core.engine.graphs import DecodeGraphs
+from splash_core.engine.in_turn import BarriersInTurn
 from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
 from splash_core.engine.mirror import Mirrors
@@ -157,17 +158,16 @@ class RankEngine:
 
         Every rank calls it, before its first step: half of it is memory that all ranks read, where they can.
         """
-        sharing = self._comms.sharing
-        outbox = None if sharing is None else sharing.take(num_bytes // 2)
-        if outbox is not None:
-            self.mover = PullingMover(self.ctx.arena, self._comms.transfer, self.ctx.kernels, outbox)
+        sharing, staged_bytes = self._comms.sharing, num_bytes
+        if sharing is not None and (outbox := sharing.take(num_bytes // 2)) is not None:
+            memory = outbox if self._gpu is None else BarriersInTurn(outbox, self._gpu)
+            self.mover = PullingMover(self.ctx.arena, self._comms.transfer, self.ctx.kernels, memory)
+            staged_bytes -= outbox.num_bytes
         self.mover.whole_page_bytes = chunk_bytes(num_bytes)
-        if outbox is not None:
-            num_bytes -= outbox.num_bytes
         if self._gpu is not None:
             for track, stream in enumerate(self._gpu.tracks):
                 with self._gpu.on(stream):
-                    self.mover.staging.reserve(track, num_bytes // len(self._gpu.tracks))
+                    self.mover.staging.reserve(track, staged_bytes // len(self._gpu.tracks))
 
     def step(self, plan: StepPlan) -> StepResult:
         """Execute one plan and wait for it; a failure leaves the rank unusable and is to end the group."""

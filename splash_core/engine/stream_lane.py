@@ -27,6 +27,10 @@ class Gpu(Protocol):
         """The stream on which the step computes."""
         ...
 
+    def current(self) -> Any:
+        """The stream on which work is enqueued now."""
+        ...
+
     def event(self) -> Any:
         """A new event that measures time."""
         ...
@@ -51,6 +55,10 @@ class CudaGpu(Gpu):
 
     @override
     def compute(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
+
+    @override
+    def current(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
     @override

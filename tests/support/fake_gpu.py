@@ -58,7 +58,7 @@ class FakeGpu(Gpu):
 
     def __init__(self) -> None:
         self.main = FakeStream()
-        self.current = self.main
+        self.stream = self.main
         self._tracks = [FakeStream() for _ in range(CHUNKS_UNDER_WAY)]
         self._link_free = 0.0
 
@@ -72,22 +72,26 @@ class FakeGpu(Gpu):
         return self.main
 
     @override
+    def current(self) -> FakeStream:
+        return self.stream
+
+    @override
     def event(self) -> FakeEvent:
         return FakeEvent()
 
     @override
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
-        before, self.current = self.current, stream
+        before, self.stream = self.stream, stream
         try:
             yield
         finally:
-            self.current = before
+            self.stream = before
 
     def exchange(self, seconds: float) -> None:
         """On the current stream, once the link is free."""
-        self.current.time = max(self.current.time, self._link_free)
-        _, self._link_free = self.current.run(seconds)
+        self.stream.time = max(self.stream.time, self._link_free)
+        _, self._link_free = self.stream.run(seconds)
 
 
 @dataclass
@@ -105,17 +109,17 @@ class FakeMove(Move):
     write_at: tuple[float, float] = (-1.0, -1.0)
 
     def read(self, track: int) -> None:
-        assert self.gpu.current is self.gpu.tracks[track]
+        assert self.gpu.stream is self.gpu.tracks[track]
         self.track = track
         self.issued.append(self)
-        self.read_at = self.gpu.current.run(self.gather)
+        self.read_at = self.gpu.stream.run(self.gather)
 
     def write(self, track: int) -> None:
         assert self.track == track
-        began = self.gpu.current.time
+        began = self.gpu.stream.time
         self.gpu.exchange(self.transfer)
-        self.gpu.current.run(self.scatter)
-        self.write_at = began, self.gpu.current.time
+        self.gpu.stream.run(self.scatter)
+        self.write_at = began, self.gpu.stream.time
 
 
 class ImmediateGpu(FakeGpu):
