@@ -36,9 +36,10 @@ SWITCH = """### Switches
 
 A *switching* step executes a switch and then its rows in the new layout; *ready* is the same rows in the same
 layout with the state in place. Each repetition r measures one ready step and one switching step a mode from
-the same state; modes take turns in going first. In prefill an ordinary step in the old layout goes before each
-of them, and a pause as long as the ready step's moves take before the others: a device computes slower while it
-is hot.
+the same state; modes take turns in going first. In prefill an ordinary step in the old layout goes before
+each switching step, and the first switching step before the ready step, as in service. A GPU that works at
+its power limit computes slower after a harder step, so a layout that works it harder makes its ready steps
+slower than the switching step before them: differences of less than some 4 % of a step are within that.
 
     step       = p50 of the switching steps
     exposed    = p50 (p95) over r of (switching_r − ready_r)

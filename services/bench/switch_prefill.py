@@ -47,26 +47,28 @@ class PrefillSwitches:
         raise Infeasible("; ".join(reasons))
 
     def repeat(self, direction: Direction, modes: Sequence[SwitchMode], *, counts: bool) -> None:
-        """One ready step and one switching step in each mode, before each an ordinary step in the source.
+        """One switching step in each mode, and one ready step after the first of them.
 
-        A device computes faster for a while after it has rested: before the switching steps it rests for as
-        long as the moves before the ready step took.
+        An ordinary step goes before each switching step, as one goes before the ready step: a device that has
+        rested computes faster for a while. (Moves or a pause before the ready step would be a rest.)
 
         Raises:
             Infeasible: the source or the destination does not hold the histories and the rows.
         """
         rig, group = self._rig, self._rig.group
         source, destination = direction
-        self._ordinary_step(source)
-        rest_s = self._seconds_to_go(destination)
-        ready = rig.timed(group.step(self._rows))
-        group.rewind()
         switching: dict[SwitchMode, tuple[TimedStep, float]] = {}
+        ready: TimedStep | None = None
         for mode in modes:
-            self._ordinary_step(source)
-            time.sleep(rest_s)
+            rig.go(source)
+            rig.timed(group.step(self._rows))
+            group.rewind()
             switching[mode] = self._switch(destination, mode)
             group.rewind()
+            if ready is None:
+                ready = rig.timed(group.step(self._rows))
+                group.rewind()
+        assert ready is not None  # there is at least one mode
         if counts:
             for mode, (step, plan_ms) in switching.items():
                 pair = Pair(switching=step, ready=ready, plan_ms=plan_ms)
@@ -77,17 +79,6 @@ class PrefillSwitches:
         pairs = {mode: kept for (of, mode), kept in self._pairs.items() if of == direction}
         one_layer_ms = layer_ms(pairs.get(SwitchMode.BLOCKING, []), self._rig.spec.layers)
         return {str(mode): pair_fields(of_mode, one_layer_ms) for mode, of_mode in pairs.items()}
-
-    def _ordinary_step(self, layout: Layout) -> None:
-        self._rig.go(layout)
-        self._rig.timed(self._rig.group.step(self._rows))
-        self._rig.group.rewind()
-
-    def _seconds_to_go(self, layout: Layout) -> float:
-        began = time.perf_counter()
-        self._rig.go(layout)
-        self._rig.clock.catch_up()
-        return time.perf_counter() - began
 
     def _switch(self, layout: Layout, mode: SwitchMode) -> tuple[TimedStep, float]:
         began = time.perf_counter()
