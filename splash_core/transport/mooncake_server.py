@@ -172,7 +172,7 @@ class MooncakeServer:
         if last is None or term > last:
             return ""
         return (
-            f"writer {writer} was fenced up to term {last} (its group was silent for too long, or ended), and "
+            f"writer {writer} was fenced up to term {last} (its group was silent for long, or ended), and "
             f"this is of term {term}: the pages are not its any more; the request must claim pages anew"
         )
 

@@ -87,7 +87,7 @@ STOPPED = Row(
 )
 WRITER_SILENT = Row(
     name="writer silent",
-    what="the whole prefill group stands still while it writes, for longer than decode waits for a sign of it",
+    what="the whole prefill group stands still while it writes, for longer than decode waits for a sign",
     points=("its request waits", "its client leaves"),
 )
 MESSAGES = Row(

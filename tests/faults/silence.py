@@ -15,7 +15,7 @@ from tests.faults.rows import Case
 
 
 async def writer_silent(bed: Bed, case: Case) -> None:
-    """Pages come back when all ranks have fenced the writer; running again, it fails cleanly and serves on."""
+    """Pages come back when all ranks have fenced the writer; running again it fails cleanly, serves on."""
     wanted = Wanted(name=case.name, index=case.draw().randrange(4))
     leaves = case.point == "its client leaves"
     slots = (await bed.audit("decode-1")).ranks[0].slots
