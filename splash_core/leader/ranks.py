@@ -160,9 +160,7 @@ class RankPool:
         """Have all ranks let a writing group write no more; returns when all have answered, however late."""
         waits = [self._fences.expect((writer, term, RankId(rank))) for rank in range(self._config.num_ranks)]
         await self._send_all(rank_pb2.ToRank(fence=rank_pb2.FenceWriter(writer=writer, term=term)))
-        await asyncio.wait(waits)
-        for answered in waits:
-            answered.result()
+        await asyncio.gather(*map(asyncio.shield, waits))
 
     def fence_owed(self, writer: str) -> list[RankId]:
         """Ranks that have yet to answer that a writing group is fenced."""
