@@ -30,6 +30,13 @@ class LinkSettings(ModelSettings):
     transport_stall_s: int = setting(
         3, "A write whose bytes do not move for so long fails.", unit="s", within=COUNT
     )
+    transport_silence_s: float = setting(
+        30.0,
+        "A writer of which a decode group has heard nothing for so long is fenced: the ranks end its "
+        "sessions, then its pages are free. (Over shm they wait until its processes have ended.)",
+        unit="s",
+        within=POSITIVE,
+    )
     link_bytes_per_s: float = setting(
         0.0,
         "Budget of a rank's link to other groups, which on CPUs switches share; 0: none.",

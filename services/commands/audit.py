@@ -1,4 +1,4 @@
-"""`splash audit`: every page's owner, lease and writer; exit 1 when anything is held."""
+"""`splash audit`: every page's owner, lease and writer, what is waited for; exit 1 when anything is held."""
 
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ Pages = Annotated[bool, typer.Option("--pages", help="One line a page, too.")]
 def audit(
     admin: Admin = None, admin_key_file: KeyFile = None, pages: Pages = False, json: Json = False
 ) -> None:
-    """Every page: owner, lease, writer. Exit 1 if anything is held (run it after a drain).
+    """Every page: owner, lease, writer; and what is waited for. Exit 1 if anything is held (after a drain).
 
     Example: `splash audit --pages --json`
     """
@@ -39,6 +39,10 @@ def audit(
             f"  push {push['push']}: owner {push['owner']}, into lease {push['lease']}, "
             f"{push['pages']} pages, {push['age_s']:.1f} s"
             for push in group["pushes"]
+        ]
+        lines += [
+            f"  {wait['subject']} waits for {wait['waits_for']}, {wait['age_s']:.1f} s"
+            for wait in group.get("waits", ())
         ]
         lines += [_page_line(page) for page in group.get("pages", ())]
     emit(report, as_json=json, text="\n".join(lines))

@@ -1,7 +1,7 @@
 """The Decode service: pages first, then KV, then tokens.
 
 Invariant: however a call ends, the request holds nothing here afterwards, except pages that a writer may
-still write: those stay quarantined until the writer says that it has stopped, or is proven dead.
+still write: those stay quarantined until the writer says that it has stopped, or is proven unable to write.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ from splash_core.errors import Conflict, GroupFailed, SplashError
 from splash_core.ids import Incarnation, LeaseId, RequestId
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
+from splash_core.leader.part import Wait
 from splash_core.leader.streams import SeqEvent, Stream
 from splash_core.leader.waiting import Arrival, WaitingRoom
-from splash_core.leader.writers import Writer, WriterBook
+from splash_core.leader.writers import DeathIsFence, RanksFence, Writer, WriterWatch
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, rank_pb2
 from splash_core.policy.snapshot import WaitingSequence
 from splash_core.rpc.codec import logprobs_from_pb, logprobs_to_pb, process_from_pb, sampling_from_pb
@@ -23,7 +24,7 @@ from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import FinishedEvent, TokenEvent
 from splash_core.scheduling.leases import Completion, Grant
 from splash_core.scheduling.step import StepPlan
-from splash_core.scheduling.writers import handoff_writer
+from splash_core.scheduling.writers import handoff_writer, handoffs_over
 from splash_core.scheduling.written import Written
 
 _SWEEP_S = 0.5
@@ -37,7 +38,12 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         self._blueprint = blueprint
         self._leader = leader
         self._address = ""
-        self._writers = WriterBook()
+        fence = (
+            RanksFence(leader.ranks, silence_s=blueprint.sign_within_s)
+            if blueprint.sign_within_s
+            else DeathIsFence()
+        )
+        self._writers = WriterWatch(fence, writers=lambda: leader.scheduler.writers, free=self._freed)
         self._room = WaitingRoom(
             self._reserve,
             self._give_back,
@@ -72,11 +78,16 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         """The group has ended: tell those who wait for pages."""
         self._room.fail(error)
 
+    def waits(self) -> tuple[Wait, ...]:
+        """What writers have yet to do."""
+        return self._writers.waits()
+
     async def close(self) -> None:
         """Stop looking after writers."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self._writers.close()
 
     async def Generate(self, request: decode_pb2.DecodeRequest, context: grpc.aio.ServicerContext) -> None:
         """Lease, tokens, end."""
@@ -108,6 +119,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             ranks=tuple(process_from_pb(process) for process in request.writer.ranks),
         )
         try:
+            self._writers.check(writer.incarnation)
             self._leader.scheduler.claim(
                 LeaseId(request.lease),
                 attempt=request.attempt,
@@ -116,7 +128,25 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             )
         except Conflict as error:
             return decode_pb2.HandoffAck(accepted=False, reason=str(error))
-        self._writers.remember(writer)
+        return decode_pb2.HandoffAck(accepted=True, term=self._writers.claimed(writer))
+
+    async def TellHandoffs(
+        self, request: decode_pb2.OpenHandoffs, context: grpc.aio.ServicerContext
+    ) -> decode_pb2.HandoffAck:
+        """A writer lives; what it does not name is over."""
+        del context
+        ours = self._blueprint.incarnation
+        if request.incarnation != ours:
+            reason = f"incarnation: this is {ours!r}, not {request.incarnation!r}"
+            return decode_pb2.HandoffAck(accepted=False, reason=reason)
+        self._writers.heard(Incarnation(request.writer))
+        over = handoffs_over(
+            self._leader.scheduler.writers, request.writer, still=request.handoffs, newest=request.newest
+        )
+        for name in over:
+            self._leader.scheduler.writer_gone(name)
+        if over:
+            self._leader.wake()
         return decode_pb2.HandoffAck(accepted=True)
 
     async def AbandonHandoff(
@@ -124,6 +154,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     ) -> decode_pb2.HandoffAck:
         """The writer will not write any more."""
         del context
+        self._writers.heard(Incarnation(request.writer))
         try:
             self._leader.scheduler.abandon(
                 LeaseId(request.lease),
@@ -141,6 +172,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     ) -> decode_pb2.HandoffAck:
         """All pages of the lease are written."""
         del context
+        self._writers.heard(Incarnation(request.writer))
         completion = Completion(
             lease=LeaseId(request.lease),
             attempt=request.attempt,
@@ -192,11 +224,11 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            gone = self._writers.take_gone()
-            for writer in gone:
-                self._leader.scheduler.writer_gone(writer.incarnation)
-            if gone:
-                self._leader.wake()
+            self._writers.look()
+
+    def _freed(self, writer: Incarnation) -> None:
+        self._leader.scheduler.writer_gone(writer)
+        self._leader.wake()
 
 
 async def _tell(stream: Stream, context: grpc.aio.ServicerContext) -> None:

@@ -22,6 +22,7 @@ from services.prefill.partners import Partner
 from splash_core.errors import GroupFailed, InvariantBroken, SplashError, Unavailable
 from splash_core.ids import RankId, SeqId, SlotId, StepId
 from splash_core.leader.leader import GroupLeader
+from splash_core.leader.part import Wait
 from splash_core.pb import common_pb2, decode_pb2, rank_pb2
 from splash_core.rpc.codec import logprobs_to_pb
 from splash_core.scheduling.leases import handoff_checksum
@@ -157,6 +158,11 @@ class Handoff:
         while self._pushes:
             await asyncio.gather(*self._pushes.values(), return_exceptions=True)
 
+    @property
+    def waits(self) -> Wait:
+        """What its end waits for."""
+        return self._talk.wait(self._pushes)
+
     async def end(self) -> None:
         """Push nothing more, wait until all is quiet, and abandon the lease unless it was completed."""
         self._open = False
@@ -281,7 +287,7 @@ class Handoff:
                 group=self._partner.group,
                 targets=[
                     rank_pb2.PushTarget(
-                        peer=self._partner.ranks[dst],
+                        peer=self._partner.rank_at(dst, term=self._talk.term),
                         src_slot=[write.src_slot for write in writes],
                         dst_slot=[write.dst_slot for write in writes],
                     )

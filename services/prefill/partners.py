@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from services.prefill.contact import Contact, Other
 from services.prefill.link_relay import LinkRelay
 from splash_core.errors import Unavailable
 from splash_core.ids import RankId
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2_grpc
 from splash_core.rpc.abi import abi_from_pb
 from splash_core.rpc.channels import open_channel
+from splash_core.rpc.codec import process_from_pb
 from splash_core.rpc.errors import from_rpc_error
 from splash_core.transport.abi import KvAbi, abi_diff
+from splash_core.transport.mooncake_words import at_term
 
 _TIMEOUT_S = 10.0
 
@@ -27,13 +30,24 @@ class Partner:
     incarnation: str
     ranks: dict[RankId, common_pb2.RankAddress]
     decode: decode_pb2_grpc.DecodeStub
+    contact: Contact
+
+    def rank_at(self, rank: RankId, *, term: int) -> common_pb2.RankAddress:
+        """Where a rank is written to in a term of ours."""
+        known = self.ranks[rank]
+        return common_pb2.RankAddress(
+            rank=known.rank, transport=at_term(known.transport, term), arena_bytes=known.arena_bytes
+        )
 
 
 class Partners:
     """All decode groups met so far."""
 
-    def __init__(self, abi: KvAbi, relay: LinkRelay) -> None:
+    def __init__(self, abi: KvAbi, relay: LinkRelay, *, writer: str) -> None:
+        """Nobody is met yet; `writer` is the incarnation of this group."""
         self._abi = abi
+        self._writer = writer
+        self._contacts: list[Contact] = []
         self._relay = relay
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._known: dict[tuple[str, str], Partner] = {}
@@ -70,15 +84,27 @@ class Partners:
             raise Unavailable(f"decode group {described.group} has another KV ABI: {'; '.join(differences)}")
         for key in [key for key in self._known if key[0] == address]:
             del self._known[key]
+        decode = decode_pb2_grpc.DecodeStub(channel)
+        other = Other(
+            group=described.group,
+            incarnation=described.incarnation,
+            leader=process_from_pb(described.leader),
+            sign_within_s=described.sign_within_s,
+        )
+        contact = Contact(other, decode, writer=self._writer)
+        self._contacts = [*(known for known in self._contacts if not known.idle), contact]
         return Partner(
             group=described.group,
             incarnation=described.incarnation,
             ranks={RankId(rank.rank): rank for rank in described.ranks},
-            decode=decode_pb2_grpc.DecodeStub(channel),
+            decode=decode,
+            contact=contact,
         )
 
     async def close(self) -> None:
         """Close all connections."""
         await self._relay.close()
+        for contact in self._contacts:
+            await contact.close()
         for channel in self._channels.values():
             await channel.close(None)

@@ -17,6 +17,7 @@ from splash_core.errors import GroupFailed, InvalidRequest, InvariantBroken, Spl
 from splash_core.ids import RequestId, SeqId
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
+from splash_core.leader.part import Wait
 from splash_core.leader.streams import Stream
 from splash_core.leader.waiting import check_room
 from splash_core.pb import decode_pb2, prefill_pb2, prefill_pb2_grpc, rank_pb2
@@ -35,7 +36,9 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     def __init__(self, blueprint: GroupBlueprint, leader: GroupLeader) -> None:
         self._blueprint = blueprint
         self._leader = leader
-        self._partners = Partners(blueprint.abi, LinkRelay(leader.ranks.tell_links))
+        self._partners = Partners(
+            blueprint.abi, LinkRelay(leader.ranks.tell_links), writer=blueprint.incarnation
+        )
         self._writer = decode_pb2.Writer(group=blueprint.group, incarnation=blueprint.incarnation)
         settings, arena = blueprint.settings, blueprint.arena
         self._rules = PushRules(
@@ -49,7 +52,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         self._handoffs: set[Handoff] = set()
         self._numbers = itertools.count(1)
         leader.join(self)
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings: dict[asyncio.Task[None], Handoff] = {}
 
     def attach(self, server: grpc.aio.Server) -> None:
         """Register the servicer."""
@@ -75,6 +78,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
 
     def failed(self, error: GroupFailed) -> None:
         """Those who wait are told through their streams and their pushes."""
+
+    def waits(self) -> tuple[Wait, ...]:
+        """What handoffs that are being ended wait for."""
+        return tuple(handoff.waits for handoff in self._endings.values())
 
     async def close(self) -> None:
         """Wait for handoffs that are being ended, then close connections."""
@@ -157,8 +164,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     def _end_later(self, handoff: Handoff) -> None:
         """Free what the request holds in the decode group, once nothing of it is being written."""
         ending = asyncio.create_task(handoff.end())
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
+        self._endings[ending] = handoff
+        ending.add_done_callback(self._endings.pop)
 
     def _drop(self, seq: SeqId | None) -> None:
         if seq is not None:

@@ -10,6 +10,7 @@ from splash_core.pb import control_pb2
 _RANK = ("rank", "slots", "free", "weights", "kv", "quarantined", "precopied")
 _LEASE = ("lease", "state", "owner", "writer", "pages", "age_s")
 _PUSH = ("push", "owner", "lease", "pages", "age_s")
+_WAIT = ("subject", "waits_for", "age_s")
 _PAGE = ("page", "slots", "owner", "state", "lease", "writer", "pushes", "age_s")
 
 
@@ -30,6 +31,7 @@ def _group(audit: control_pb2.GroupAudit) -> dict[str, Any]:
         "ranks": _rows(audit.ranks, _RANK),
         "leases": _rows(audit.leases, _LEASE),
         "pushes": _rows(audit.pushes, _PUSH),
+        "waits": _rows(audit.waits, _WAIT),
     }
     if audit.pages:
         entry["pages"] = _rows(audit.pages, _PAGE)

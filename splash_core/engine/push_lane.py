@@ -104,7 +104,7 @@ class PushLane:
     def _turn(self, link: RankLink) -> None:
         message = link.receive(_BUSY_POLL_S if self._pusher.busy else _IDLE_POLL_S)
         if message is not None:
-            self._take(message)
+            self._take(message, link)
         self._progress.poll()
         self._pusher.advance(self._progress)
         for report in self._pusher.finished(self._rank):
@@ -121,11 +121,14 @@ class PushLane:
             self._told = samples
             link.send(rank_pb2.FromRank(traffic=rank_pb2.RankTraffic(samples=samples_to_pb(samples))))
 
-    def _take(self, message: rank_pb2.ToRank) -> None:
+    def _take(self, message: rank_pb2.ToRank, link: RankLink) -> None:
         kind = message.WhichOneof("message")
         if kind == "cancel_push":
             self._pusher.cancel(message.cancel_push)
         elif kind == "link":
             self._others.hear(message.link)
+        elif kind == "fence":
+            self._pusher.fence(message.fence.writer, term=message.fence.term)
+            link.send(rank_pb2.FromRank(fenced=message.fence))
         else:
             self._pusher.start(message.push)

@@ -134,6 +134,10 @@ class Pusher:
             if entry.order.push == push and not entry.error:
                 self._fail(entry, "cancelled")
 
+    def fence(self, writer: str, *, term: int) -> None:
+        """Let a writing group write no more into the arena, in this term of its or an earlier one."""
+        self._transport.fence(writer, term=term)
+
     def advance(self, progress: StepProgress) -> None:
         """Start the writes of all layer ranges that have been computed, in the order of the orders."""
         for push in self._under_way:

@@ -1,5 +1,8 @@
 """A group's audit in wire form."""
 
+from collections.abc import Iterable
+
+from splash_core.leader.part import Wait
 from splash_core.pb import control_pb2
 from splash_core.scheduling.audit import GroupAuditData, RankAuditData
 from splash_core.scheduling.leases import OpenLease
@@ -7,8 +10,8 @@ from splash_core.scheduling.page_audit import PageAuditData
 from splash_core.scheduling.pushes import OpenPush
 
 
-def audit_to_pb(audit: GroupAuditData, *, phase: str) -> control_pb2.GroupAudit:
-    """Every slot, lease and push; every page, if the audit has them."""
+def audit_to_pb(audit: GroupAuditData, waits: Iterable[Wait], *, phase: str) -> control_pb2.GroupAudit:
+    """Every slot, lease, push and wait; every page, if the audit has them."""
     return control_pb2.GroupAudit(
         group=audit.group,
         phase=phase,
@@ -20,6 +23,10 @@ def audit_to_pb(audit: GroupAuditData, *, phase: str) -> control_pb2.GroupAudit:
         pages=[_page(page) for page in audit.pages],
         borrowed_pages_used=audit.borrowed_pages_used,
         pages_held=audit.pages_held,
+        waits=[
+            control_pb2.WaitAudit(subject=wait.subject, waits_for=wait.waits_for, age_s=wait.age_s)
+            for wait in waits
+        ],
     )
 
 

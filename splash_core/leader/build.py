@@ -32,7 +32,7 @@ from splash_core.settings_base import check_settings
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.chunks import chunk_bytes
 from splash_core.transport.abi import KvAbi
-from splash_core.transport.options import TransportOptions
+from splash_core.transport.options import MOONCAKE, TransportOptions
 
 DEFAULT_LAYOUT = {Phase.PREFILL: Layout.TP, Phase.DECODE: Layout.DP}
 _AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
@@ -87,7 +87,13 @@ class GroupBlueprint:
     @property
     def transport(self) -> TransportOptions:
         """How its ranks reach other groups."""
-        return transport_options(self.settings)
+        return replace(transport_options(self.settings), writer=self.incarnation)
+
+    @property
+    def sign_within_s(self) -> float:
+        """How long a writer may be silent before its writes are ended; 0 where only its death ends them."""
+        fences = self.phase is Phase.DECODE and self.transport.name == MOONCAKE
+        return self.settings.transport_silence_s if fences else 0.0
 
     @property
     def shown_layouts(self) -> tuple[Layout, ...]:

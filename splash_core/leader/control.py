@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 
 import grpc.aio
 
@@ -12,8 +13,10 @@ from splash_core.leader.audits import audit_to_pb
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
+from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
 from splash_core.rpc.abi import abi_to_pb
+from splash_core.rpc.codec import process_to_pb
 from splash_core.rpc.errors import abort
 from splash_core.rpc.traffic import samples_to_pb
 from splash_core.scheduling.sequence import SeqState
@@ -52,6 +55,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             max_request_tokens=self._leader.scheduler.max_request_tokens,
             layouts=[self._feasibility(layout) for layout in blueprint.shown_layouts],
             model=blueprint.model_name,
+            leader=process_to_pb(ProcessRef.of(os.getpid())),
+            sign_within_s=blueprint.sign_within_s,
         )
 
     def _feasibility(self, layout: Layout) -> control_pb2.LayoutFeasibility:
@@ -160,7 +165,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         """Every slot, lease and push; every page where asked for."""
         del context
         audit = self._leader.scheduler.audit(every_page=request.pages)
-        return audit_to_pb(audit, phase=self._blueprint.phase.value)
+        return audit_to_pb(audit, self._leader.waits(), phase=self._blueprint.phase.value)
 
     async def Drain(
         self, request: control_pb2.DrainRequest, context: grpc.aio.ServicerContext

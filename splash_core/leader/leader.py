@@ -17,7 +17,7 @@ from splash_core.errors import GroupFailed, Unavailable
 from splash_core.ids import SeqId
 from splash_core.leader.link_notices import LinkNotices
 from splash_core.leader.pace import StepPace
-from splash_core.leader.part import NoPart, PhasePart
+from splash_core.leader.part import NoPart, PhasePart, Wait
 from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
 from splash_core.leader.streams import Stream
@@ -187,6 +187,10 @@ class GroupLeader:
     def step_age_s(self) -> float:
         """How long the oldest step under way runs; 0 when idle."""
         return 0.0 if self._step_began is None else time.monotonic() - self._step_began
+
+    def waits(self) -> tuple[Wait, ...]:
+        """What other groups have yet to do before this one is done with something."""
+        return self._part.waits()
 
     def snapshot(self) -> Snapshot:
         """The scheduler's snapshot with what only the leader knows."""

@@ -1,8 +1,8 @@
 """A group's rank processes as one thing: all of them work, or the group has failed.
 
 Invariant: every wait here ends, with a result or with `GroupFailed` that names the rank and the cause: a rank
-that exits, reports an exception, or misses its deadline fails all waits and kills the other ranks. A push has
-no deadline here: it depends on another group, and ends when its ranks have reported it or are dead.
+that exits, reports an exception, or misses its deadline fails all waits and kills the other ranks. Pushes and
+fences have no deadline here: they end when their ranks have reported them or are dead.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from pathlib import Path
 from splash_core.environment import child_environment
 from splash_core.errors import GroupFailed
 from splash_core.ids import RankId, StepId
+from splash_core.leader.answers import Answers
+from splash_core.leader.loading import LoadingProgress
 from splash_core.leader.rank_child import RankCommand, exit_text, rank_command
 from splash_core.leader.traffic import GroupTraffic
 from splash_core.obs.logging import last_lines
@@ -62,16 +64,16 @@ class RankPool:
         self._config = config
         self._link = link
         self._folder = folder
-        self._on_loading = on_loading
         self._command = command
-        self._loading: dict[RankId, rank_pb2.RankLoading] = {}
+        self._loading = LoadingProgress(on_loading)
         self._processes: dict[RankId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: dict[RankId, rank_pb2.RankReady] = {}
         self._push_lanes: set[RankId] = set()
         self._all_ready = asyncio.Event()
         self._reports: dict[StepId, _Reports] = {}
-        self._pushes: dict[tuple[int, RankId], asyncio.Future[rank_pb2.PushResult]] = {}
+        self._pushes = Answers[tuple[int, RankId], rank_pb2.PushResult]()
+        self._fences = Answers[tuple[str, int, RankId], None]()
         self._failure: asyncio.Future[GroupFailed] = asyncio.get_running_loop().create_future()
         self._stopping = False
         self.last_progress = time.monotonic()
@@ -141,20 +143,28 @@ class RankPool:
 
     async def push(self, orders: Mapping[RankId, rank_pb2.PushPages]) -> list[rank_pb2.PushResult]:
         """Have ranks write pages into another group's memory; returns every rank's report, however late."""
-        loop = asyncio.get_running_loop()
-        waits: dict[RankId, asyncio.Future[rank_pb2.PushResult]] = {}
+        waits: list[asyncio.Future[rank_pb2.PushResult]] = []
         for rank, order in orders.items():
-            future: asyncio.Future[rank_pb2.PushResult] = loop.create_future()
-            self._pushes[order.push, rank] = waits[rank] = future
+            waits.append(self._pushes.expect((order.push, rank)))
             await self._send(rank, rank_pb2.ToRank(push=order))
-        await asyncio.wait(waits.values())
-        return [await future for future in waits.values()]
+        await asyncio.wait(waits)
+        return [await future for future in waits]
 
     async def cancel_push(self, push: int) -> None:
         """Have ranks end a push early; it is reported all the same."""
-        for known, rank in tuple(self._pushes):
+        for known, rank in self._pushes.owed:
             if known == push:
                 await self._send(rank, rank_pb2.ToRank(cancel_push=push))
+
+    async def fence(self, writer: str, *, term: int) -> None:
+        """Have all ranks let a writing group write no more; returns when all have answered, however late."""
+        waits = [self._fences.expect((writer, term, RankId(rank))) for rank in range(self._config.num_ranks)]
+        await self._send_all(rank_pb2.ToRank(fence=rank_pb2.FenceWriter(writer=writer, term=term)))
+        await asyncio.gather(*map(asyncio.shield, waits))
+
+    def fence_owed(self, writer: str) -> list[RankId]:
+        """Ranks that have yet to answer that a writing group is fenced."""
+        return sorted(rank for known, _, rank in self._fences.owed if known == writer)
 
     async def tell_links(self, notice: common_pb2.LinkNotice) -> None:
         """Tell all ranks' push lanes what another group's switches need of their links."""
@@ -175,7 +185,7 @@ class RankPool:
         self.kill()
         for process in self._processes.values():
             await process.wait()
-        self._end_pushes(self._stopped())
+        self._end_answers(self._stopped())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -194,12 +204,11 @@ class RankPool:
         _log.error("%s", error)
         self._failure.set_result(error)
         self.kill()
-        self._end_pushes(error)
+        self._end_answers(error)
 
-    def _end_pushes(self, error: GroupFailed) -> None:
-        for future in self._pushes.values():
-            if not future.done():
-                future.set_exception(error)
+    def _end_answers(self, error: GroupFailed) -> None:
+        self._pushes.end(error)
+        self._fences.end(error)
 
     def _stopped(self) -> GroupFailed:
         return self.failure or GroupFailed(f"group {self._config.group} is being stopped; try another one")
@@ -258,14 +267,17 @@ class RankPool:
         elif kind == "pushes_open":
             self._push_lanes.add(rank)
             self._note_ready()
-        elif kind in ("loading", "traffic"):
-            self._note_numbers(rank, message)
+        elif kind == "loading":
+            loading = message.loading
+            self._loading.rank_told(rank, done_bytes=loading.done_bytes, total_bytes=loading.total_bytes)
+        elif kind == "traffic":
+            self.traffic.rank_told(rank, samples_from_pb(message.traffic.samples))
         elif kind == "step":
             self._note_result(rank, result_from_pb(message.step))
         elif kind == "push":
-            future = self._pushes.pop((message.push.push, rank), None)
-            if future is not None and not future.done():
-                future.set_result(message.push)
+            self._pushes.give((message.push.push, rank), message.push)
+        elif kind == "fenced":
+            self._fences.give((message.fenced.writer, message.fenced.term, rank), None)
         elif kind == "failure":
             self._tasks.append(asyncio.create_task(self._settle(rank, message.failure.error)))
 
@@ -277,16 +289,6 @@ class RankPool:
         reports.results[rank] = result
         if len(reports.results) == self._config.num_ranks:
             reports.complete.set()
-
-    def _note_numbers(self, rank: RankId, message: rank_pb2.FromRank) -> None:
-        if message.HasField("traffic"):
-            self.traffic.rank_told(rank, samples_from_pb(message.traffic.samples))
-            return
-        self._loading[rank] = message.loading
-        entries = self._loading.values()
-        self._on_loading(
-            sum(entry.done_bytes for entry in entries), sum(entry.total_bytes for entry in entries)
-        )
 
     def _note_ready(self) -> None:
         """A rank is ready once it has said so and its push lane is connected too."""

@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GroupDescription(_message.Message):
-    __slots__ = ("group", "phase", "incarnation", "abi", "ranks", "max_model_len", "max_request_tokens", "layouts", "model")
+    __slots__ = ("group", "phase", "incarnation", "abi", "ranks", "max_model_len", "max_request_tokens", "layouts", "model", "leader", "sign_within_s")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,8 @@ class GroupDescription(_message.Message):
     MAX_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    SIGN_WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     group: str
     phase: str
     incarnation: str
@@ -31,7 +33,9 @@ class GroupDescription(_message.Message):
     max_request_tokens: int
     layouts: _containers.RepeatedCompositeFieldContainer[LayoutFeasibility]
     model: str
-    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., incarnation: _Optional[str] = ..., abi: _Optional[_Union[_common_pb2.KvAbi, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.RankAddress, _Mapping]]] = ..., max_model_len: _Optional[int] = ..., max_request_tokens: _Optional[int] = ..., layouts: _Optional[_Iterable[_Union[LayoutFeasibility, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
+    leader: _common_pb2.Process
+    sign_within_s: float
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., incarnation: _Optional[str] = ..., abi: _Optional[_Union[_common_pb2.KvAbi, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.RankAddress, _Mapping]]] = ..., max_model_len: _Optional[int] = ..., max_request_tokens: _Optional[int] = ..., layouts: _Optional[_Iterable[_Union[LayoutFeasibility, _Mapping]]] = ..., model: _Optional[str] = ..., leader: _Optional[_Union[_common_pb2.Process, _Mapping]] = ..., sign_within_s: _Optional[float] = ...) -> None: ...
 
 class LayoutFeasibility(_message.Message):
     __slots__ = ("layout", "feasible", "reason", "distinct_tokens")
@@ -217,8 +221,18 @@ class PageAudit(_message.Message):
     age_s: float
     def __init__(self, page: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ..., state: _Optional[str] = ..., lease: _Optional[str] = ..., writer: _Optional[str] = ..., pushes: _Optional[_Iterable[int]] = ..., age_s: _Optional[float] = ...) -> None: ...
 
+class WaitAudit(_message.Message):
+    __slots__ = ("subject", "waits_for", "age_s")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    waits_for: str
+    age_s: float
+    def __init__(self, subject: _Optional[str] = ..., waits_for: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
+
 class GroupAudit(_message.Message):
-    __slots__ = ("group", "phase", "layout", "layout_epoch", "ranks", "leases", "borrowed_pages_used", "pages_held", "pushes", "pages")
+    __slots__ = ("group", "phase", "layout", "layout_epoch", "ranks", "leases", "borrowed_pages_used", "pages_held", "pushes", "pages", "waits")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +243,7 @@ class GroupAudit(_message.Message):
     PAGES_HELD_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     group: str
     phase: str
     layout: str
@@ -239,7 +254,8 @@ class GroupAudit(_message.Message):
     pages_held: int
     pushes: _containers.RepeatedCompositeFieldContainer[PushAudit]
     pages: _containers.RepeatedCompositeFieldContainer[PageAudit]
-    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankAudit, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseAudit, _Mapping]]] = ..., borrowed_pages_used: _Optional[int] = ..., pages_held: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[PushAudit, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[PageAudit, _Mapping]]] = ...) -> None: ...
+    waits: _containers.RepeatedCompositeFieldContainer[WaitAudit]
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankAudit, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseAudit, _Mapping]]] = ..., borrowed_pages_used: _Optional[int] = ..., pages_held: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[PushAudit, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[PageAudit, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[WaitAudit, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_s",)

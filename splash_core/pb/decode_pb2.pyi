@@ -89,6 +89,18 @@ class Writer(_message.Message):
     handoff: int
     def __init__(self, group: _Optional[str] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.Process, _Mapping]]] = ..., handoff: _Optional[int] = ...) -> None: ...
 
+class OpenHandoffs(_message.Message):
+    __slots__ = ("incarnation", "writer", "handoffs", "newest")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    writer: str
+    handoffs: _containers.RepeatedScalarFieldContainer[int]
+    newest: int
+    def __init__(self, incarnation: _Optional[str] = ..., writer: _Optional[str] = ..., handoffs: _Optional[_Iterable[int]] = ..., newest: _Optional[int] = ...) -> None: ...
+
 class HandoffComplete(_message.Message):
     __slots__ = ("lease", "attempt", "incarnation", "num_tokens", "checksum", "first_token", "first_logprobs", "writer", "num_pages", "num_layers", "bytes", "first_position", "handoff")
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -120,9 +132,11 @@ class HandoffComplete(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[str] = ..., num_tokens: _Optional[int] = ..., checksum: _Optional[str] = ..., first_token: _Optional[int] = ..., first_logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ..., writer: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_layers: _Optional[int] = ..., bytes: _Optional[int] = ..., first_position: _Optional[int] = ..., handoff: _Optional[int] = ...) -> None: ...
 
 class HandoffAck(_message.Message):
-    __slots__ = ("accepted", "reason")
+    __slots__ = ("accepted", "reason", "term")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    term: int
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...

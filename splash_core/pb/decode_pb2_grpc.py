@@ -55,6 +55,11 @@ class DecodeStub:
                 request_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffComplete.SerializeToString,
                 response_deserializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
                 _registered_method=True)
+        self.TellHandoffs = channel.unary_unary(
+                '/splash.v1.Decode/TellHandoffs',
+                request_serializer=splash__core_dot_pb_dot_decode__pb2.OpenHandoffs.SerializeToString,
+                response_deserializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
+                _registered_method=True)
         self.WatchLinks = channel.unary_stream(
                 '/splash.v1.Decode/WatchLinks',
                 request_serializer=splash__core_dot_pb_dot_decode__pb2.WatchLinksRequest.SerializeToString,
@@ -97,6 +102,15 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TellHandoffs(self, request, context):
+        """A prefill group says that it lives, and which of its handoffs may still write here: all older ones are
+        over, as if each had been abandoned. Said several times within `sign_within_s` of GroupDescription, as
+        long as there is one; a group of which nothing is heard for so long is fenced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchLinks(self, request, context):
         """What switches here need of the links that writers share with them: now, and at every change.
         """
@@ -125,6 +139,11 @@ def add_DecodeServicer_to_server(servicer, server):
             'CompleteHandoff': grpc.unary_unary_rpc_method_handler(
                     servicer.CompleteHandoff,
                     request_deserializer=splash__core_dot_pb_dot_decode__pb2.HandoffComplete.FromString,
+                    response_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.SerializeToString,
+            ),
+            'TellHandoffs': grpc.unary_unary_rpc_method_handler(
+                    servicer.TellHandoffs,
+                    request_deserializer=splash__core_dot_pb_dot_decode__pb2.OpenHandoffs.FromString,
                     response_serializer=splash__core_dot_pb_dot_decode__pb2.HandoffAck.SerializeToString,
             ),
             'WatchLinks': grpc.unary_stream_rpc_method_handler(
@@ -240,6 +259,33 @@ class Decode:
             target,
             '/splash.v1.Decode/CompleteHandoff',
             splash__core_dot_pb_dot_decode__pb2.HandoffComplete.SerializeToString,
+            splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TellHandoffs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splash.v1.Decode/TellHandoffs',
+            splash__core_dot_pb_dot_decode__pb2.OpenHandoffs.SerializeToString,
             splash__core_dot_pb_dot_decode__pb2.HandoffAck.FromString,
             options,
             channel_credentials,

@@ -261,22 +261,32 @@ class RankFailure(_message.Message):
     error: str
     def __init__(self, rank: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
+class FenceWriter(_message.Message):
+    __slots__ = ("writer", "term")
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    writer: str
+    term: int
+    def __init__(self, writer: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
 class ToRank(_message.Message):
-    __slots__ = ("step", "push", "stop", "cancel_push", "link")
+    __slots__ = ("step", "push", "stop", "cancel_push", "link", "fence")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CANCEL_PUSH_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     step: StepPlan
     push: PushPages
     stop: bool
     cancel_push: int
     link: _common_pb2.LinkNotice
-    def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ..., cancel_push: _Optional[int] = ..., link: _Optional[_Union[_common_pb2.LinkNotice, _Mapping]] = ...) -> None: ...
+    fence: FenceWriter
+    def __init__(self, step: _Optional[_Union[StepPlan, _Mapping]] = ..., push: _Optional[_Union[PushPages, _Mapping]] = ..., stop: _Optional[bool] = ..., cancel_push: _Optional[int] = ..., link: _Optional[_Union[_common_pb2.LinkNotice, _Mapping]] = ..., fence: _Optional[_Union[FenceWriter, _Mapping]] = ...) -> None: ...
 
 class FromRank(_message.Message):
-    __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open", "traffic")
+    __slots__ = ("ready", "step", "push", "failure", "loading", "pushes_open", "traffic", "fenced")
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +294,7 @@ class FromRank(_message.Message):
     LOADING_FIELD_NUMBER: _ClassVar[int]
     PUSHES_OPEN_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
     ready: RankReady
     step: StepResult
     push: PushResult
@@ -291,4 +302,5 @@ class FromRank(_message.Message):
     loading: RankLoading
     pushes_open: bool
     traffic: RankTraffic
-    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ..., pushes_open: _Optional[bool] = ..., traffic: _Optional[_Union[RankTraffic, _Mapping]] = ...) -> None: ...
+    fenced: FenceWriter
+    def __init__(self, ready: _Optional[_Union[RankReady, _Mapping]] = ..., step: _Optional[_Union[StepResult, _Mapping]] = ..., push: _Optional[_Union[PushResult, _Mapping]] = ..., failure: _Optional[_Union[RankFailure, _Mapping]] = ..., loading: _Optional[_Union[RankLoading, _Mapping]] = ..., pushes_open: _Optional[bool] = ..., traffic: _Optional[_Union[RankTraffic, _Mapping]] = ..., fenced: _Optional[_Union[FenceWriter, _Mapping]] = ...) -> None: ...

@@ -19,6 +19,7 @@ MAX_SOCKET_PATH = 100
 
 PUSH_LANE = "/push"
 """What the identity of a rank's second connection ends with."""
+_TO_PUSH_LANE = frozenset(("push", "cancel_push", "link", "fence"))
 
 
 class LeaderLink:
@@ -40,7 +41,7 @@ class LeaderLink:
         Raises:
             GroupFailed: it is not connected.
         """
-        lane = PUSH_LANE if message.WhichOneof("message") in ("push", "cancel_push", "link") else ""
+        lane = PUSH_LANE if message.WhichOneof("message") in _TO_PUSH_LANE else ""
         try:
             await self._socket.send_multipart([f"{rank}{lane}".encode(), message.SerializeToString()])
         except zmq.ZMQError as error:

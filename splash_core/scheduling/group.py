@@ -94,22 +94,22 @@ class GroupScheduler:
         self._parts.intake.claim(lease, attempt=attempt, incarnation=incarnation, writer=writer)
 
     def abandon(self, lease: LeaseId, *, attempt: int, incarnation: Incarnation, writer: str) -> None:
-        """The writer has stopped for good: quarantined pages come back, a live lease may be claimed anew.
-
-        Idempotent. Raises `Conflict` when attempt or incarnation differ.
-        """
+        """The writer has stopped for good; idempotent. Raises `Conflict`, as `claim` does."""
         self._parts.intake.abandon(lease, attempt=attempt, incarnation=incarnation, writer=writer)
 
     def writer_gone(self, writer: str) -> tuple[LeaseId, ...]:
-        """A writer's processes are proven dead; returns the leases that it had claimed."""
+        """It is proven that a writer writes no more; returns the leases that it had claimed."""
         return self._parts.intake.writer_gone(writer)
+
+    @property
+    def writers(self) -> frozenset[str]:
+        """Those that have claimed leases and may write them."""
+        return self._parts.intake.writers
 
     def landed(
         self, completion: Completion, *, first_logprobs: TokenLogprobs | None = None
     ) -> tuple[Event, ...]:
-        """All pages of a lease are written. Returns the first token, and the end if it is the last one.
-
-        A repeated completion is accepted without effect.
+        """All pages of a lease are written (again: no effect). Returns the first token, and an end with it.
 
         Raises:
             Conflict: a field differs from the lease (named), or the lease has ended.

@@ -85,7 +85,7 @@ class Intake:
             self._unpin(self._leases.forget(lease))
 
     def writer_gone(self, writer: str) -> tuple[LeaseId, ...]:
-        """A writer's processes are proven dead: as if it had abandoned all its leases."""
+        """It is proven that a writer writes no more: as if it had abandoned all its leases."""
         held = self._leases.held_by(writer)
         for lease in held:
             if self._leases.orphan(lease):
@@ -145,6 +145,11 @@ class Intake:
         sequence.state = SeqState.HANDOFF
         # No rank runs it again: pushes name slots.
         self._residency.forget_mirror(sequence)
+
+    @property
+    def writers(self) -> frozenset[str]:
+        """Those that have claimed leases and may write them."""
+        return self._leases.writers
 
     @property
     def landing_bytes(self) -> int:

@@ -4,8 +4,8 @@ Life of a lease, and who may touch its pages:
 
     GRANTED      nobody writes yet: a cancel frees the pages at once
     CLAIMED      the writer writes: a cancel only quarantines the pages
-    QUARANTINED  no request any more, but the writer may still write: kept until it completes, abandons
-                 or is proven dead; never reused on a timeout
+    QUARANTINED  no request any more, but the writer may still write: kept until it completes, abandons, or
+                 is proven unable to write (dead, or fenced by our ranks); never reused on a timeout
     COMPLETED    all pages written and acknowledged: they belong to the running sequence
 
 Invariant: the pages of a lease are pinned exactly until its writer can no longer write.
@@ -253,6 +253,11 @@ class LeaseBook:
         """The sequence of an open lease."""
         entry = self._open.get(lease)
         return None if entry is None else entry.grant.seq
+
+    @property
+    def writers(self) -> frozenset[str]:
+        """All that may write."""
+        return frozenset(entry.writer for entry in self._open.values() if entry.writer)
 
     @property
     def claimed_pages(self) -> int:

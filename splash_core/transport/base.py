@@ -139,6 +139,20 @@ class Transport(Protocol):
         """
         ...
 
+    def fence(self, writer: str, *, term: int) -> None:
+        """End what a writing group has begun into our memory, up to a term of its, and let it begin no more.
+
+        When it returns, no byte of that can land any more; nobody else's writes are touched. Idempotent.
+
+        Args:
+            writer: incarnation of the group.
+            term: this one and earlier ones.
+
+        Raises:
+            InvariantBroken: peers write into this memory by themselves, so only their death ends that.
+        """
+        ...
+
     def close(self, *, drain: bool) -> None:
         """Finish (`drain`) or cancel what is under way, wait until all is quiet, then let go of peers."""
         ...

@@ -109,6 +109,12 @@ class MooncakeTransport(Transport):
             return session.write(descriptors, traffic=traffic, deadline_s=deadline_s, attempt=attempt)
 
     @override
+    def fence(self, writer: str, *, term: int) -> None:
+        if self._server is None:
+            raise InvariantBroken(f"writer {writer} cannot have begun anything: no memory is registered")
+        self._server.fence(writer, term=term)
+
+    @override
     def close(self, *, drain: bool) -> None:
         with self._lock:
             self._closing = True

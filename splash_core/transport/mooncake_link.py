@@ -39,6 +39,8 @@ class PeerLink:
                 {
                     "ask": "open",
                     "incarnation": address.incarnation,
+                    "writer": options.writer,
+                    "term": address.term,
                     "speaks": options.speaks,
                     "abi": asdict(abi),
                 }
@@ -59,7 +61,8 @@ class PeerLink:
         return cls(address, line, welcome, timeout_s=timeout_s)
 
     def gone(self) -> bool:
-        """True if the peer has closed the channel: it ended our session before, or its process has ended."""
+        """True if the peer has closed the channel: it ended our session before (perhaps as it heard nothing
+        of our group for too long), or its process has ended."""
         return self._line.closed_by_peer()
 
     def lost(self) -> bool:

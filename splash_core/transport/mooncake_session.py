@@ -226,7 +226,7 @@ class Session:
 
     def _cause(self) -> str:
         if self._link.gone():
-            return f"the process that serves {self.peer.address} has ended"
+            return f"the process that serves {self.peer.address} has ended, or has ended this session"
         return f"the connection to {self.peer.address} was cut, or its bytes did not move"
 
     def _break(self, cause: str) -> None:

@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from splash_core.errors import Unavailable
 from splash_core.transport.abi import KvAbi
 
 SCHEME = "mooncake:"
+_TERM = "term="
 _MAX_LINE = 65536
 
 Message = dict[str, Any]
@@ -34,10 +35,13 @@ class Address:
     port: int
     incarnation: str
     """Nobody can guess it: whoever has it was told by the rank's leader."""
+    term: int = 0
+    """In which of the writer's terms it is written to; a fence ends one term (0: none is counted)."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{SCHEME}//{host}:{self.port}/{self.incarnation}"
+        term = f"?{_TERM}{self.term}" if self.term else ""
+        return f"{SCHEME}//{host}:{self.port}/{self.incarnation}{term}"
 
     @classmethod
     def parse(cls, text: str) -> "Address":
@@ -49,14 +53,22 @@ class Address:
         try:
             parts = urlsplit(text)
             host, port, incarnation = parts.hostname, parts.port, parts.path.removeprefix("/")
+            term = int(parts.query.removeprefix(_TERM) or 0)
         except ValueError:
-            host, port, incarnation = None, None, ""
+            host, port, incarnation, term = None, None, "", 0
         if not text.startswith(f"{SCHEME}//") or not host or not port or not incarnation:
             raise Unavailable(
                 f"{text!r} is no {SCHEME}//HOST:PORT/… address: the peer uses another transport; give both "
                 "groups the same --transport"
             )
-        return cls(host, port, incarnation)
+        return cls(host, port, incarnation, term)
+
+
+def at_term(address: str, term: int) -> str:
+    """The address of a rank, of whatever transport, as it is written to in a term of the writer."""
+    if not term or not address.startswith(SCHEME):
+        return address
+    return str(replace(Address.parse(address), term=term))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Invariant: two groups whose `speaks` differ never pair, so no byte is sent to a 
 from dataclasses import dataclass
 
 SHM, MOONCAKE = "shm", "mooncake"
-_WORDS = {SHM: "1", MOONCAKE: "1"}
+_WORDS = {SHM: "1", MOONCAKE: "2"}
 """Versions of what two sides say to each other before the first write."""
 
 
@@ -15,6 +15,8 @@ class TransportOptions:
     """How a rank reaches other groups' memory; all but `name` are Mooncake's."""
 
     name: str = SHM
+    writer: str = ""
+    """Incarnation of the group that this rank writes for: by it, peers end all of the group's sessions."""
     protocol: str = "tcp"
     """What carries bytes: `tcp` or `rdma`."""
     devices: str = ""

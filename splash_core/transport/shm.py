@@ -199,6 +199,12 @@ class ShmTransport(Transport):
         return op
 
     @override
+    def fence(self, writer: str, *, term: int) -> None:
+        raise InvariantBroken(
+            f"writer {writer} (term {term}) has mapped this memory: only the end of its processes ends that"
+        )
+
+    @override
     def close(self, *, drain: bool) -> None:
         with self._changed:
             self._closing = True

@@ -28,6 +28,8 @@ WITHIN_S = 60.0
 """Far more than anything takes; no play waits for it to pass."""
 AT_ONCE_S = 9.0
 """Less than any timeout of the groups: what is over by then did not wait for one."""
+SILENCE_S = 4.0
+"""How long decode-1 waits for a sign of a writer."""
 RANKS = {"prefill-0": 2, "decode-0": 2, "prefill-1": 1, "decode-1": 1}
 FLAGS: dict[str, object] = {
     "engine": "torch",
@@ -87,6 +89,8 @@ class Bed:
         """Start a group; it is used once it is `ready`."""
         phase = name.partition("-")[0]
         flags: dict[str, object] = {**FLAGS, "transport": self.transport, "ranks": RANKS[name]}
+        if name == "decode-1":
+            flags["transport-silence-s"] = SILENCE_S
         if phase == "decode":
             flags["advertise"] = self.relays[name].address
         (self._folder / f"{name}.ready").unlink(missing_ok=True)

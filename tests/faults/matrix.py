@@ -26,8 +26,10 @@ from tests.faults.rows import (
     STOPPED,
     STOPPED_FIRST,
     WRITER_KILLED,
+    WRITER_SILENT,
     Case,
 )
+from tests.faults.silence import writer_silent
 from tests.faults.switching import decode_switches, prefill_switches
 
 CASE_TIMEOUT_S = 150.0
@@ -37,6 +39,7 @@ PLAYS: dict[str, Callable[[Bed, Case], Awaitable[None]]] = {
     SLOW.name: slow_writer,
     MESSAGES.name: messages,
     STOPPED.name: stopped,
+    WRITER_SILENT.name: writer_silent,
     PREFILL_SWITCHES.name: prefill_switches,
     DECODE_SWITCHES.name: decode_switches,
     WRITER_KILLED.name: writer_killed,

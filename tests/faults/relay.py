@@ -109,6 +109,13 @@ class Relay(decode_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlServicer):
     async def CompleteHandoff(self, request: decode_pb2.HandoffComplete, context: grpc.aio.ServicerContext):  # noqa: ANN201
         return await self._pass(COMPLETE, request, context)
 
+    async def TellHandoffs(self, request: decode_pb2.OpenHandoffs, context: grpc.aio.ServicerContext):  # noqa: ANN201
+        assert self._channel is not None
+        try:
+            return await decode_pb2_grpc.DecodeStub(self._channel).TellHandoffs(request)
+        except grpc.aio.AioRpcError as error:
+            await _abort_like(context, error)
+
     async def Describe(self, request: control_pb2.DescribeRequest, context: grpc.aio.ServicerContext):  # noqa: ANN201
         assert self._channel is not None
         try:

@@ -85,6 +85,11 @@ STOPPED = Row(
     what="the decode group stands still while it is written to",
     points=("ranks", "all", "ranks, client leaves", "all, client leaves"),
 )
+WRITER_SILENT = Row(
+    name="writer silent",
+    what="the whole prefill group stands still while it writes, for longer than decode waits for a sign",
+    points=("its request waits", "its client leaves"),
+)
 MESSAGES = Row(
     name="messages",
     what="claims, completions and abandons come twice, late, or in another order",
@@ -118,6 +123,7 @@ TURNS = (
     (SLOW,),
     (MESSAGES,),
     (STOPPED,),
+    (WRITER_SILENT,),
     (PREFILL_SWITCHES,),
     (DECODE_SWITCHES,),
     (WRITER_KILLED,),

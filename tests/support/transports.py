@@ -6,15 +6,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import psutil
 
+from splash_core.errors import SplashError
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, Op, Peer, TrafficClass, Transport
+from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass, Transport
 from splash_core.transport.factory import open_transport
 from splash_core.transport.options import MOONCAKE, SHM, TransportOptions
 
@@ -113,10 +114,18 @@ class PeerProcess:
 @contextmanager
 def peer_process(backend: str, num_bytes: int) -> Iterator[PeerProcess]:
     """A peer in a process of its own, killed at exit."""
+    with _process(_serve, backend, num_bytes) as process:
+        yield process
+
+
+@contextmanager
+def _process(
+    main: Callable[[Connection, str, int], None], what: str, num_bytes: int
+) -> Iterator[PeerProcess]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "splash_core.dist.launch"])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, backend, num_bytes), daemon=True)
+    process = context.Process(target=main, args=(theirs, what, num_bytes), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -126,6 +135,44 @@ def peer_process(backend: str, num_bytes: int) -> Iterator[PeerProcess]:
         process.kill()
         process.join()
         process.close()
+
+
+def _write_for(pipe: Connection, group: str, num_bytes: int) -> None:
+    """A prefill rank over Mooncake: writes all of its memory again and again, and tells how that went."""
+    transport = open_transport(replace(OPTIONS[MOONCAKE], writer=group))
+    memory = ArenaMemory(num_bytes)
+    transport.register(memory, ABI)
+    memory.bytes_B.fill_(5)
+    op: Op | None = None
+    pipe.send("a writer")
+    while True:
+        try:
+            word, *arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if word == "write":
+                address, times = arguments
+                peer = transport.connect(address, ABI)
+                op = transport.write(
+                    peer,
+                    [Descriptor(0, 0, num_bytes)] * times,
+                    traffic=TrafficClass.HANDOFF,
+                    deadline_s=WITHIN_S,
+                    attempt=1,
+                )
+            assert op is not None
+            status = op.wait(WITHIN_S) if word == "wait" else op.poll()
+            pipe.send((status.state, status.written_bytes, status.error, op.quiesced))
+        except SplashError as problem:
+            pipe.send((OpState.FAILED, 0, str(problem), True))
+
+
+@contextmanager
+def writer_process(group: str, num_bytes: int) -> Iterator[PeerProcess]:
+    """A writer over Mooncake in a process of its own, of a group; killed at exit."""
+    with _process(_write_for, group, num_bytes) as process:
+        yield process
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, rank_pb2
 from splash_core.scheduling.leases import handoff_checksum
 from splash_core.scheduling.pushes import Outgoing, PushedPages
 from splash_core.switch.handoff import LandingPage
+from tests.support.contacts import ENDED, contact
 
 PAGES = 4
 SLOT_BYTES = 8
@@ -147,13 +149,14 @@ class Scene:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.decode, self.ranks, self.book = Decode(self.said), Ranks(self.said), Book()
-        partner = Partner(
+        self.partner = partner = Partner(
             group="decode-0",
             incarnation="i",
             ranks={
                 RankId(rank): common_pb2.RankAddress(rank=rank, transport=f"shm:{rank}") for rank in (0, 1)
             },
             decode=cast("decode_pb2_grpc.DecodeStub", self.decode),
+            contact=contact(self.decode),
         )
         self.leader = SimpleNamespace(
             ranks=self.ranks,
@@ -168,6 +171,11 @@ class Scene:
             cast("GroupLeader", self.leader),
             PushRules(timeout_s=5.0, step_timeout_s=5.0, layer_ends=(1, 3), slot_bytes=SLOT_BYTES),
         )
+
+    def lose_decode(self) -> None:
+        """It is proven that the decode group has ended."""
+        ended = replace(self.partner.contact._other, leader=ENDED)
+        self.partner.contact._other = ended
 
     def start(self) -> None:
         self.handoff.start_claim()
@@ -493,6 +501,43 @@ def test_pauses_between_abandons_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("services.prefill.lease_talk.asyncio.sleep", sleep)
     _run(scenario)
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
+
+
+def test_an_abandon_is_not_said_for_ever_to_a_group_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.decode.abandon_failures = 200
+        scene.handoff.start_claim()
+        while "claim" not in scene.said:
+            await asyncio.sleep(0)
+        ending = asyncio.create_task(scene.handoff.end())
+        while "to hear that the lease is abandoned (now: away)" not in scene.handoff.waits.waits_for:
+            await asyncio.sleep(0)
+        assert scene.handoff.waits.subject == "lease i/1"
+        assert "or the end of its leader (pid 1)" in scene.handoff.waits.waits_for
+        before = scene.decode.abandon_failures
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert scene.decode.abandon_failures < before
+        scene.lose_decode()
+        await ending
+        assert scene.said == ["claim"]
+        assert scene.partner.contact.idle
+
+    monkeypatch.setattr("services.prefill.lease_talk._FIRST_PAUSE_S", 0.0)
+    _run(scenario)
+
+
+def test_pages_are_written_in_the_term_of_the_claim() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.decode.claim = decode_pb2.HandoffAck(accepted=True, term=4)
+        scene.partner.ranks[RankId(1)].transport = "mooncake://h:1/i"
+        scene.ranks.quiet.set()
+        await scene.run()
+        addresses = {target.peer.transport for order in scene.ranks.orders for target in order.targets}
+        # Shared memory knows no terms.
+        assert addresses == {"shm:0", "mooncake://h:1/i?term=4"}
+
+    _run(scenario)
 
 
 def test_another_incarnation_ends_the_abandoning() -> None:

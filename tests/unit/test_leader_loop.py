@@ -16,6 +16,7 @@ from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.build import GroupBlueprint, draw_blueprint
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.pace import StepPace
+from splash_core.leader.part import Wait
 from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
 from splash_core.policy.snapshot import Phase, WaitingSequence
@@ -91,6 +92,9 @@ class Part:
 
     def failed(self, error: GroupFailed) -> None:
         self.errors.append(error)
+
+    def waits(self) -> tuple[Wait, ...]:
+        return ()
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splash_core.errors import ConfigError, Conflict, Unavailable
-from splash_core.transport import mooncake_library, mooncake_probe
+from splash_core.transport import mooncake_library, mooncake_probe, mooncake_server
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, OpState, TrafficClass
@@ -28,7 +28,7 @@ from splash_core.transport.mooncake_probe import Prober
 from splash_core.transport.mooncake_server import MooncakeServer
 from splash_core.transport.mooncake_session import Session
 from splash_core.transport.mooncake_wire import WINDOW_BYTES, WINDOW_PIECES, Route, Wire
-from splash_core.transport.mooncake_words import Address, Line, NotUnderstood, Welcome, dial
+from splash_core.transport.mooncake_words import Address, Line, NotUnderstood, Welcome, at_term, dial
 from splash_core.transport.options import MOONCAKE, TransportOptions
 from splash_core.transport.turns import Turns
 from splash_core.units import MIB
@@ -191,6 +191,11 @@ def test_other_transports_addresses_are_refused(text: str) -> None:
 def test_addresses_survive_the_wire(host: str) -> None:
     address = Address(host, 4711, "abc")
     assert Address.parse(str(address)) == address
+    later = replace(address, term=12)
+    assert Address.parse(str(later)) == later
+    assert at_term(str(address), 12) == at_term(str(later), 12) == str(later)
+    assert at_term(str(address), 0) == str(address)
+    assert at_term("shm:@x", 12) == "shm:@x"
 
 
 def test_a_welcome_of_another_version_is_not_understood() -> None:
@@ -235,7 +240,7 @@ def test_only_who_was_told_the_incarnation_gets_a_session(server: MooncakeServer
 
 
 def test_another_protocol_or_version_is_refused_by_name(server: MooncakeServer) -> None:
-    with pytest.raises(Conflict, match="transport: ours 'mooncake rdma 1', theirs 'mooncake tcp 1'"):
+    with pytest.raises(Conflict, match="transport: ours 'mooncake rdma 2', theirs 'mooncake tcp 2'"):
         PeerLink.open(server.address, ABI, replace(OPTIONS, protocol="rdma"))
 
 
@@ -249,6 +254,53 @@ def test_a_fence_is_proof_also_when_asked_twice_or_of_a_life_that_is_over(server
     assert (line.receive(5) or {})["gone"] is True
     line.close()
     link.close()
+
+
+def _open(server: MooncakeServer, writer: str, *, term: int) -> PeerLink:
+    return PeerLink.open(replace(server.address, term=term), ABI, replace(OPTIONS, writer=writer))
+
+
+def test_a_fenced_writer_has_no_session_left_and_gets_none_in_its_old_terms(server: MooncakeServer) -> None:
+    fenced = [_open(server, "w", term=term) for term in (1, 2)]
+    spared = [
+        _open(server, "w", term=3),
+        _open(server, "v", term=1),
+        PeerLink.open(server.address, ABI, OPTIONS),
+    ]
+    server.fence("w", term=2)
+    for link in fenced:
+        eventually(link.gone, "the fenced writer's channel is closed")
+        assert link.over()
+    for term in (1, 2):
+        with pytest.raises(Unavailable, match=r"writer w was fenced up to term 2 .* must claim pages anew"):
+            _open(server, "w", term=term)
+    assert not any(link.lost() for link in spared)
+    # Said again, late or early, it takes nothing back.
+    server.fence("w", term=1)
+    with pytest.raises(Unavailable, match="up to term 2"):
+        _open(server, "w", term=2)
+    spared.append(_open(server, "w", term=3))
+    for link in (*fenced, *spared):
+        link.close()
+
+
+def test_a_session_that_is_opened_while_its_writer_is_fenced_is_not_there_afterwards(
+    server: MooncakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is made first: the fence may come before anybody knows of it."""
+    real = mooncake_server.new_engine
+    made: list[Engine] = []
+
+    def new_engine(*arguments: object, **fields: object) -> Engine:
+        made.append(real(*arguments, **fields))  # type: ignore[arg-type]
+        server.fence("w", term=1)
+        return made[-1]
+
+    monkeypatch.setattr(mooncake_server, "new_engine", new_engine)
+    with pytest.raises(Unavailable, match="was fenced"):
+        _open(server, "w", term=1)
+    with pytest.raises(EngineEnded):
+        made[0].probe("anybody")
 
 
 def test_a_closed_server_is_proof(server: MooncakeServer) -> None:

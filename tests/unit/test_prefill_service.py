@@ -20,6 +20,7 @@ from splash_core.rpc.codec import sampling_to_pb
 from splash_core.scheduling.events import PrefilledEvent
 from splash_core.scheduling.pushes import Outgoing, PushedPages
 from splash_core.spec.request import SamplingParams
+from tests.support.contacts import contact
 
 LEASE = common_pb2.Lease(
     lease="i/1", attempt=1, incarnation="i", pages=[common_pb2.LandingPage(index=0, rank=0, slot=9)]
@@ -152,6 +153,7 @@ def partner(decode: Decode) -> Partner:
         incarnation="i",
         ranks={RankId(0): common_pb2.RankAddress(rank=0)},
         decode=cast("decode_pb2_grpc.DecodeStub", decode),
+        contact=contact(decode),
     )
 
 

@@ -14,7 +14,7 @@ from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.rank_process import run_steps
 from splash_core.engine.running import EndedStep
-from splash_core.errors import InvariantBroken
+from splash_core.errors import InvariantBroken, Unavailable
 from splash_core.ids import Epoch, RankId, StepId
 from splash_core.layout.layout import Layout
 from splash_core.pb import common_pb2, rank_pb2
@@ -24,8 +24,11 @@ from splash_core.rpc.traffic import samples_from_pb
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.counters import Count, Sample
-from splash_core.transport.options import TransportOptions
+from splash_core.transport.mooncake_link import PeerLink
+from splash_core.transport.mooncake_words import Address, at_term
+from splash_core.transport.options import MOONCAKE, TransportOptions
 from tests.support.manifest_simulator import toy_arena
+from tests.support.transports import eventually
 
 RANK = RankId(0)
 WITHIN_S = 60
@@ -107,11 +110,13 @@ def _rank(scene: Scene) -> None:
         link.close()
 
 
-def _play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> BaseException | None:
+def _play(
+    scenario: Callable[[Scene], Coroutine[Any, Any, None]], options: TransportOptions = SHM
+) -> BaseException | None:
     """Run a rank beside the scenario; returns what the rank ended with."""
 
     async def main() -> BaseException | None:
-        with Pusher.open(ARENA, ABI, SHM) as pusher, Pusher.open(ARENA, ABI, SHM) as peer:
+        with Pusher.open(ARENA, ABI, options) as pusher, Pusher.open(ARENA, ABI, SHM) as peer:
             scene = Scene(LeaderLink("tcp://127.0.0.1:*"), SlowEngine(), pusher, peer, [])
             thread = threading.Thread(target=_rank, args=(scene,))
             thread.start()
@@ -127,6 +132,27 @@ def _play(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> BaseExcepti
             return scene.ended[0]
 
     return asyncio.run(main())
+
+
+def test_a_fence_is_answered_while_a_step_runs_once_the_writer_s_sessions_are_ended() -> None:
+    async def scenario(scene: Scene) -> None:
+        options = TransportOptions(name=MOONCAKE, writer="w")
+        session = PeerLink.open(Address.parse(at_term(scene.pusher.address, 3)), ABI, options)
+        await scene.leader.send(RANK, rank_pb2.ToRank(step=plan_to_pb(_plan(3))))
+        assert await asyncio.to_thread(scene.engine.started.wait, WITHIN_S)
+        fence = rank_pb2.FenceWriter(writer="w", term=3)
+        for _ in range(2):
+            await scene.leader.send(RANK, rank_pb2.ToRank(fence=fence))
+            assert (await scene.expect("fenced")).fenced == fence
+        await asyncio.to_thread(eventually, session.gone, "its channel is closed")
+        with pytest.raises(Unavailable, match="was fenced up to term 3"):
+            PeerLink.open(session.address, ABI, options)
+        session.close()
+        for may in (*scene.engine.may_compute, scene.engine.may_end):
+            may.set()
+        await scene.expect("step")
+
+    assert _play(scenario, TransportOptions(name=MOONCAKE)) is None
 
 
 def test_a_push_is_written_and_reported_while_a_step_runs() -> None:

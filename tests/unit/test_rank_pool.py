@@ -89,6 +89,37 @@ def test_a_message_that_cannot_be_read_fails_the_group_and_its_pushes(
     _play(tmp_path, scenario)
 
 
+def test_a_fence_ends_with_the_last_rank_s_answer(tmp_path: Path) -> None:
+    async def scenario(pool: RankPool, link: Link) -> None:
+        fence = asyncio.ensure_future(pool.fence("w", term=2))
+        again = asyncio.ensure_future(pool.fence("w", term=2))
+        await _turns()
+        assert link.sent == ["fence", "fence"]
+        assert pool.fence_owed("w") == [RANK]
+        # Of an earlier term, or another writer: no answer to this question.
+        for writer, term in (("w", 1), ("v", 2)):
+            await link.told.put(rank_pb2.FromRank(fenced=rank_pb2.FenceWriter(writer=writer, term=term)))
+        await _turns()
+        assert not fence.done()
+        await link.told.put(rank_pb2.FromRank(fenced=rank_pb2.FenceWriter(writer="w", term=2)))
+        await asyncio.gather(fence, again)
+        assert pool.fence_owed("w") == []
+
+    _play(tmp_path, scenario)
+
+
+def test_a_fence_ends_when_the_group_fails(tmp_path: Path) -> None:
+    async def scenario(pool: RankPool, link: Link) -> None:
+        del link
+        fence = asyncio.ensure_future(pool.fence("w", term=1))
+        await _turns()
+        pool.fail("rank 0 died")
+        with pytest.raises(GroupFailed, match="rank 0 died"):
+            await fence
+
+    _play(tmp_path, scenario)
+
+
 def test_pushes_end_when_the_ranks_are_stopped(tmp_path: Path) -> None:
     async def scenario(pool: RankPool, link: Link) -> None:
         push = _push(pool)

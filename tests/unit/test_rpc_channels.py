@@ -34,7 +34,8 @@ def test_router_and_prefill_bound_the_pause_between_tries_to_connect(monkeypatch
     monkeypatch.setattr(grpc.aio, "insecure_channel", insecure_channel)
 
     async def main() -> None:
-        worker, partners = GrpcWorker("127.0.0.1:1"), Partners(ABI, LinkRelay(_tell_nobody))
+        worker = GrpcWorker("127.0.0.1:1")
+        partners = Partners(ABI, LinkRelay(_tell_nobody), writer="w")
         with pytest.raises(Unavailable):
             await partners.meet(common_pb2.Lease(decode_address="127.0.0.1:1", incarnation="i"))
         await partners.close()

@@ -51,7 +51,7 @@ def test_groups_of_different_transports_do_not_pair_and_the_field_is_named() -> 
         )
     )
     assert why_not_ready([prefill], [decode]) == [
-        "prefill and decode differ in transport: prefill has 'shm 1', decode has 'mooncake rdma 1'"
+        "prefill and decode differ in transport: prefill has 'shm 1', decode has 'mooncake rdma 2'"
     ]
 
 
