@@ -3,7 +3,7 @@
 import asyncio
 
 from tests.faults.bed import WITHIN_S, Bed
-from tests.faults.moments import caught_pushing, lease_state, until_chunk, until_claimed, until_pushing
+from tests.faults.moments import caught_pushing, lease_state, until_chunk, until_claimed
 from tests.faults.relay import COMPLETE, Held
 from tests.faults.requests import Request, Wanted
 from tests.faults.rows import Case
@@ -14,17 +14,20 @@ async def writer_killed(bed: Bed, case: Case) -> None:
     draw = case.draw()
     whom, when = case.point.split(", ")
     stays = await bed.request(Wanted(name=f"{case.name} stays", index=draw.randrange(4), tokens=40))
-    request = await Request(Wanted(name=case.name, index=draw.randrange(4))).reserve(bed.stubs["decode-0"])
-    # However late the blow comes, the handoff is not complete.
-    bed.relays["decode-0"].when(COMPLETE, request.lease.lease, Held())
-    request.prefill(bed.stubs["prefill-1"])
-    if when == "claimed":
-        await until_claimed(bed, "decode-0", request)
-    elif when == "chunk":
-        await until_chunk(bed, "prefill-1", draw.randrange(1, 6))
-    elif when == "pushing":
-        await until_pushing(bed, "prefill-1", request)
-    await bed.killed("prefill-1", whom)
+    wanted = Wanted(name=case.name, index=draw.randrange(4))
+    if when == "pushing":
+        async with caught_pushing(bed, wanted, prefill="prefill-1", decode="decode-0") as request:
+            await bed.killed("prefill-1", whom)
+    else:
+        request = await Request(wanted).reserve(bed.stubs["decode-0"])
+        # However late the blow comes, the handoff is not complete.
+        bed.relays["decode-0"].when(COMPLETE, request.lease.lease, Held())
+        request.prefill(bed.stubs["prefill-1"])
+        if when == "claimed":
+            await until_claimed(bed, "decode-0", request)
+        elif when == "chunk":
+            await until_chunk(bed, "prefill-1", draw.randrange(1, 6))
+        await bed.killed("prefill-1", whom)
     bed.launch("prefill-1")
     assert await request.prefill_failure(), "a dead group's call ended well"
     assert request.tokens == [], "tokens of a prompt that was never handed over"
