@@ -11,13 +11,20 @@ from starlette.responses import JSONResponse, Response
 from services.router.http import read_body, read_json
 from services.router.policy_keeper import as_invalid
 from services.router.policy_service import PolicyService
-from services.router.schemas import RollbackBody, read
+from services.router.schemas import Strict, read
 from splash_core.errors import ConfigError, InvalidRequest, NotFound
 from splash_core.policy.document import MAX_DOCUMENT_BYTES, PolicyDocument, parse_document, read_document
 from splash_core.policy.versions import changes
 
 _MOST_BYTES = 4 * MAX_DOCUMENT_BYTES
 """Room for JSON with its own spacing and escapes; the document itself is bounded by its text."""
+
+
+class RollbackBody(Strict):
+    """`POST /admin/policy/rollback`."""
+
+    version: int
+    expected: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

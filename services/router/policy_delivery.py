@@ -65,10 +65,11 @@ class PolicyDelivery:
                 self._calls[record.address] = call
 
     async def settle(self) -> None:
-        """Hand over, and wait until every group that can be reached has answered."""
+        """Hand over, and wait until every group that can be reached has answered, or has had its time."""
         self.deliver()
-        while self._calls:
-            await asyncio.wait(self._calls.values())
+        # Not those that begin meanwhile: a group that cannot be reached is called again and again.
+        if calls := list(self._calls.values()):
+            await asyncio.wait(calls)
 
     async def stop(self) -> None:
         """Give up calls under way."""

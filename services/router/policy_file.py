@@ -12,7 +12,7 @@ from splash_core.errors import ConfigError, InvalidRequest
 from splash_core.policy.config import read_policy_file
 from splash_core.policy.document import parse_document
 
-LOOK_S = 0.5
+LOOK_S = 0.25
 
 
 class PolicyFile:

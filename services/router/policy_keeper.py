@@ -20,6 +20,8 @@ from splash_core.policy.snapshot import Phase
 from splash_core.policy.versions import Change, History, PolicyVersion, changes
 
 _LOG = logging.getLogger("splash.router")
+_MOST_REASON = 2000
+"""Characters that are kept of a reason: it may quote what was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class PolicyKeeper:
 
     def reject(self, reason: str, *, source: str) -> None:
         """Tell of an edit that was not taken."""
+        reason = reason[:_MOST_REASON]
         self.rejected = Rejection(time_s=self._wall(), source=source, reason=reason)
         self._metrics.count("splash_policy_rejected_total", source=source.partition(" ")[0])
         _LOG.warning("policy not changed", extra={"fields": {"source": source, "reason": reason}})

@@ -193,13 +193,6 @@ class PinBody(Strict):
     layout: str | None = None
 
 
-class RollbackBody(Strict):
-    """`POST /admin/policy/rollback`."""
-
-    version: int
-    expected: int | None = None
-
-
 class DrainBody(Strict):
     """`POST /admin/drain`."""
 

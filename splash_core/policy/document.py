@@ -164,8 +164,7 @@ def parse_document(text: str, *, source: str = "policy") -> PolicyDocument:
     Raises:
         ConfigError: not TOML, or not a valid document; names the key, its value and what is allowed.
     """
-    if len(text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
-        raise ConfigError(f"{source}: longer than {MAX_DOCUMENT_BYTES} bytes; leave out what is default")
+    _check_length(text, source=source)
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -187,13 +186,21 @@ def read_document(table: Mapping[str, Any], *, source: str = "policy") -> Policy
         if (name_of := f"{source}: group.{name}")
     }
     canary = table.get(CANARY)
-    return PolicyDocument(
+    document = PolicyDocument(
         shared=_section(table.get(ALL, {}), where=f"{source}: all"),
         prefill=_section(table.get(Phase.PREFILL.value, {}), where=f"{source}: prefill"),
         decode=_section(table.get(Phase.DECODE.value, {}), where=f"{source}: decode"),
         groups={name: section for name, section in groups.items() if section != Section()},
         trial=None if canary is None else read_trial(canary, where=f"{source}: {CANARY}"),
     )
+    # Groups read the canonical text, which may be longer than what was written.
+    _check_length(document.to_toml(), source=source)
+    return document
+
+
+def _check_length(text: str, *, source: str) -> None:
+    if len(text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
+        raise ConfigError(f"{source}: longer than {MAX_DOCUMENT_BYTES} bytes; leave out what is default")
 
 
 def _table(value: object, *, where: str, header: str) -> Mapping[str, Any]:

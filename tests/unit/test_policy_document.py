@@ -181,6 +181,14 @@ def test_errors_name_the_key_and_the_remedy(text: str, words: str) -> None:
     assert words in str(raised.value)
 
 
+def test_the_canonical_text_is_bounded_too() -> None:
+    entry = '{from="00:00",to="00:01",pin="TP"}'
+    text = f"[all]\ncalendar = [{','.join([entry] * 1_500)}]"
+    assert len(text) < MAX_DOCUMENT_BYTES
+    with pytest.raises(ConfigError, match="longer than"):
+        parse_document(text)
+
+
 @pytest.mark.parametrize(
     ("text", "group", "words"),
     [
