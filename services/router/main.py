@@ -53,6 +53,16 @@ class Router:
     gateway: Starlette
     admin: Starlette
 
+    async def start(self) -> None:
+        """Ask the groups for their state, and give them the policy."""
+        await self.registry.start()
+        await self.policy.start()
+
+    async def stop(self) -> None:
+        """Leave the groups alone."""
+        await self.policy.stop()
+        await self.registry.stop()
+
 
 def build(config: RouterConfig) -> Router:
     """Put the router together; must run inside the event loop that will serve it."""
@@ -117,8 +127,7 @@ async def serve(
     for listener in listeners:
         listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
     servers = [_server(app) for app in (router.gateway, router.admin)]
-    await router.registry.start()
-    await router.policy.start()
+    await router.start()
     running = [
         asyncio.create_task(server.serve(sockets=[listener]))
         for server, listener in zip(servers, listeners, strict=True)
@@ -144,8 +153,7 @@ async def serve(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await router.policy.stop()
-        await router.registry.stop()
+        await router.stop()
 
 
 def run(config: RouterConfig) -> int:
