@@ -151,7 +151,7 @@ class FakeControl(control_pb2_grpc.ControlServicer):
         if request.version < group.policy.version:
             await abort(context, Conflict(f"policy version {group.policy.version} is in force"))
         group.policy = control_pb2.PolicyState(
-            version=request.version, digest=request.digest, trying=request.trying
+            version=request.version, digest=request.digest, trying=request.trying, pinned=group.pinned
         )
         return control_pb2.SetPolicyResult(group=group.group, policy=group.policy)
 

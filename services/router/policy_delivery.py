@@ -35,6 +35,7 @@ class _Answer:
     incarnation: str
     order: Order
     at_s: float
+    pinned: str = ""
     refusal: str = ""
 
 
@@ -80,13 +81,19 @@ class PolicyDelivery:
 
     def in_force(self, record: GroupRecord) -> Order | None:
         """What a group decides by, as far as it has told; None before that."""
-        answer = self._answers.get(record.address)
-        if answer is not None and not answer.refusal and self._newer(answer, record):
+        answer = self._newest(record)
+        if answer is not None:
             return answer.order
         if record.state is None:
             return None
         policy = record.state.policy
         return Order(policy.version, policy.digest, policy.trying)
+
+    def pinned(self, record: GroupRecord) -> str | None:
+        """The layout that a group is held in, as far as it has told."""
+        answer = self._newest(record)
+        told = record.state.policy.pinned if answer is None and record.state is not None else ""
+        return (told if answer is None else answer.pinned) or None
 
     def trouble(self, record: GroupRecord) -> str | None:
         """Why a group does not decide by the active version; None where it does, or nothing is active."""
@@ -111,12 +118,12 @@ class PolicyDelivery:
         answer = self._answers.get(record.address)
         return answer is None or not answer.refusal or not self._is_about(answer, record, wanted)
 
-    def _newer(self, answer: _Answer, record: GroupRecord) -> bool:
-        """Whether an answer says more than the state that was asked for last."""
-        state = record.state
-        return (
-            state is not None and answer.incarnation == state.incarnation and answer.at_s >= record.asked_at_s
-        )
+    def _newest(self, record: GroupRecord) -> _Answer | None:
+        """The answer to the last order, where it says more than the state that was asked for last."""
+        answer, state = self._answers.get(record.address), record.state
+        if answer is None or answer.refusal or state is None or answer.incarnation != state.incarnation:
+            return None
+        return answer if answer.at_s >= record.asked_at_s else None
 
     @staticmethod
     def _is_about(answer: _Answer, record: GroupRecord, wanted: Order) -> bool:
@@ -143,10 +150,11 @@ class PolicyDelivery:
             document=active.document.to_toml(),
             trying=order.trying,
         )
-        refusal = ""
+        refusal = pinned = ""
         try:
             worker = self._registry.workers[record.address]
-            await worker.set_policy(request, timeout_s=_CALL_TIMEOUT_S)
+            result = await worker.set_policy(request, timeout_s=_CALL_TIMEOUT_S)
+            pinned = result.policy.pinned
         except (InvalidRequest, Conflict) as error:
             refusal = str(error)
             fields = {"group": record.label, "version": order.number, "reason": refusal}
@@ -156,7 +164,11 @@ class PolicyDelivery:
             return False
         self._troubles.pop(record.address, None)
         self._answers[record.address] = _Answer(
-            incarnation=state.incarnation, order=order, at_s=self._clock(), refusal=refusal
+            incarnation=state.incarnation,
+            order=order,
+            at_s=self._clock(),
+            pinned=pinned,
+            refusal=refusal,
         )
         self._registry.suspect(record.address)
         return True

@@ -135,14 +135,14 @@ class PolicyService:
 
     def _group(self, record: GroupRecord) -> dict[str, Any]:
         """What one group decides by, and why not by the active version."""
-        order, active, state = self.delivery.in_force(record), self.keeper.active, record.state
+        order, active = self.delivery.in_force(record), self.keeper.active
         return {
             "group": record.label,
             "phase": record.phase,
             "version": None if order is None else order.number,
             "digest": None if order is None else order.digest,
             "trying": order is not None and order.trying,
-            "pinned": (state.policy.pinned or None) if state is not None else None,
+            "pinned": self.delivery.pinned(record),
             "trouble": self.delivery.trouble(record),
             "effective": None if active is None else self._effective(active.document, record),
         }

@@ -168,8 +168,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         except SplashError as error:
             await abort(context, error)
             raise
-        policy = self._leader.steering.policy
-        return control_pb2.SetPolicyResult(group=self._blueprint.group, policy=policy_to_pb(policy))
+        steering = self._leader.steering
+        told = policy_to_pb(steering.policy, pinned=steering.pinned)
+        return control_pb2.SetPolicyResult(group=self._blueprint.group, policy=told)
 
     async def _set_policy(self, request: control_pb2.SetPolicyRequest) -> None:
         leader, blueprint = self._leader, self._blueprint

@@ -8,7 +8,7 @@ from splash_core.policy.in_force import PolicyInForce
 from splash_core.policy.step_totals import StepTotals
 
 
-def policy_to_pb(policy: PolicyInForce, *, pinned: Layout | None = None) -> control_pb2.PolicyState:
+def policy_to_pb(policy: PolicyInForce, *, pinned: Layout | None) -> control_pb2.PolicyState:
     """What a group decides by."""
     return control_pb2.PolicyState(
         version=policy.number,
