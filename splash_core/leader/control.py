@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 
 import grpc.aio
@@ -25,6 +26,7 @@ from splash_core.rpc.traffic import samples_to_pb
 from splash_core.scheduling.sequence import SeqState
 from splash_core.switch.manifest import SwitchMode
 
+_log = logging.getLogger("splash.leader")
 _SWITCH_TIMEOUT_S = 90.0
 _BOUNDARY_TIMEOUT_S = 30.0
 
@@ -169,6 +171,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             await abort(context, error)
             raise
         steering = self._leader.steering
+        _log.info("policy version %d (%s) is in force", steering.policy.number, steering.policy.digest)
         told = policy_to_pb(steering.policy, pinned=steering.pinned)
         return control_pb2.SetPolicyResult(group=self._blueprint.group, policy=told)
 
