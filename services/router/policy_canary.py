@@ -100,7 +100,8 @@ class CanaryWatch:
                 reason = f"{record.reason}; not promoted: {error}"
                 record = replace(record, verdict=CanaryVerdict.ROLL_BACK, reason=reason)
         if record.verdict is not CanaryVerdict.PROMOTE:
-            self._keeper.apply(document.without_trial(), source=f"canary of {group}: rolled back")
+            # Whatever groups have come meanwhile: a canary ends.
+            self._keeper.withdraw(document.without_trial(), source=f"canary of {group}: rolled back")
         self._end(record)
 
     def _supersede(self, active: PolicyVersion | None) -> None:

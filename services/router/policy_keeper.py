@@ -97,6 +97,10 @@ class PolicyKeeper:
             self._activate(edit.version)
         return edit
 
+    def withdraw(self, document: PolicyDocument, *, source: str) -> None:
+        """Make the active document without a part of it active: what says less than before asks no group."""
+        self._activate(self.history.draft(document, source=source, time_s=self._wall()))
+
     def reject(self, reason: str, *, source: str) -> None:
         """Tell of an edit that was not taken."""
         reason = reason[:_MOST_REASON]

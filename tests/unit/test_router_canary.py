@@ -23,11 +23,12 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.steps = 0
+        self.offers = {"d0": ("TP",), "d1": ("TP", "DOP")}
         self.keeper = PolicyKeeper(cast("Registry", self), Metrics(), wall=lambda: 1000.0 + self.now)
         self.canary = CanaryWatch(self.keeper, clock=lambda: self.now, wall=lambda: 1000.0 + self.now)
 
     def records(self) -> list[GroupRecord]:
-        return [self._record("d0", "TP"), self._record("d1", "TP", "DOP")]
+        return [self._record(name, *layouts) for name, layouts in self.offers.items()]
 
     def _record(self, name: str, *layouts: str) -> GroupRecord:
         return GroupRecord(
@@ -97,6 +98,16 @@ def test_what_another_group_of_the_phase_cannot_follow_is_not_promoted() -> None
     active = world.keeper.active
     assert active is not None
     assert active.document == parse_document("")
+
+
+def test_a_canary_ends_even_where_a_group_has_come_that_cannot_follow_its_document() -> None:
+    world = World()
+    world.put("[decode]\nallowed = ['TP']\n" + TEXT + "margin = 0.5")
+    world.offers = {"d0": ("TP",), "d1": ("TP",), "d2": ("CP",)}
+    world.run(3)
+    assert [record["verdict"] for record in world.canary.records()] == ["ROLL_BACK"]
+    assert world.keeper.active is not None
+    assert world.keeper.active.document == parse_document("[decode]\nallowed = ['TP']")
 
 
 def test_a_document_that_a_known_group_cannot_follow_is_refused_whole() -> None:
