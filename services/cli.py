@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "router": "Run the router with its OpenAI gateway.",
     "model": "Fetch demo weights, or make a tiny random checkpoint.",
     "layout": "See and steer layouts.",
+    "policy": "See, check, set and compare the layout policy of a deployment.",
     "plan": "What a model needs and which layouts fit, without weights or GPU.",
     "bench": "Measure, and write tables with machine, commit and settings.",
     "audit": "Every page: owner, lease, writer.",

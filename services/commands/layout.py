@@ -150,9 +150,9 @@ def explain(
         times = ", ".join(
             f"{name} {value:.1f} ms" for name, value in (record.get("predicted_ms") or {}).items()
         )
+        way = f"{record['from'] or '–'} → {record['to'] or '–'}"
         lines.append(
-            f"{record['phase']:8} {record['verdict']:7} {record['from']} → {record['to'] or '–'}  "
-            f"{record['reason']}"
+            f"{record['phase'] or '–':8} {record['verdict']:7} {way}  {record['reason']}"
             f"\n         predicted: {times or 'nothing'}"
         )
     emit(records, as_json=json, text="\n".join(lines) or "no decisions yet")

@@ -21,7 +21,8 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.leader.fingerprint import checkpoint_fingerprint
 from splash_core.leader.reaching import transport_options
 from splash_core.leader.room import computes_on, draw_arena
-from splash_core.policy.config import PolicyConfig, load_policy
+from splash_core.policy.config import load_document
+from splash_core.policy.in_force import PolicyInForce, why_not
 from splash_core.policy.snapshot import Phase
 from splash_core.rpc.abi import kv_abi
 from splash_core.scheduling.config import SchedulerConfig
@@ -55,8 +56,8 @@ class GroupBlueprint:
     """Why each layout that the settings name and the group cannot run is out of the question."""
     incarnation: Incarnation
     scheduling: SchedulerConfig
-    policy: PolicyConfig
-    policy_enabled: bool
+    policy: PolicyInForce
+    """What holds until a router brings another version."""
 
     @property
     def group(self) -> str:
@@ -205,7 +206,6 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         admission_overcommit=settings.admission_overcommit if phase is Phase.DECODE else 1.0,
     )
     _check_length(settings, spec, arena, scheduling)
-    policies = load_policy(settings.policy)
     return GroupBlueprint(
         phase=phase,
         settings=settings,
@@ -218,9 +218,15 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         infeasible=infeasible,
         incarnation=scheduling.incarnation,
         scheduling=scheduling,
-        policy=policies.of(phase),
-        policy_enabled=policies.enabled,
+        policy=_own_policy(settings, phase, scheduling),
     )
+
+
+def _own_policy(settings: GroupSettings, phase: Phase, scheduling: SchedulerConfig) -> PolicyInForce:
+    document = load_document(settings.policy)
+    if reason := why_not(document, phase=phase, group=scheduling.group, offered=scheduling.layouts):
+        raise ConfigError(f"--policy {settings.policy}: {reason}")
+    return PolicyInForce(phase=phase, group=scheduling.group, document=document, digest=document.digest)
 
 
 def _records_steps(settings: GroupSettings, phase: Phase) -> bool:
