@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "model": "Fetch demo weights, or make a tiny random checkpoint.",
     "layout": "See and steer layouts.",
     "plan": "What a model needs and which layouts fit, without weights or GPU.",
+    "calibrate": "Measure what predicts step times on a group's devices, as a profile.",
     "bench": "Measure, and write tables with machine, commit and settings.",
     "audit": "Every page: owner, lease, writer.",
     "doctor": "Check versions, libraries, ports, rails, the transport, and a running cluster.",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.bench.agreement_tables import agreement_tables
+from services.bench.calibrate_tables import calibrate_tables
 from services.bench.results_formulas import FORMULAS, HEAD
 from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
 from services.bench.shared_link_rows import shared_link_table
@@ -204,5 +205,6 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "handoff": _handoff,
     "faults": _faults,
     "peer": peer_tables,
+    "calibrate": lambda document, _: calibrate_tables(document),
     "shared-link": lambda document, _: shared_link_table(document["rows"]),
 }

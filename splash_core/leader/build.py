@@ -19,6 +19,7 @@ from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named
 from splash_core.layout.layout import Layout, shown_layouts
 from splash_core.layout.slots import ArenaMap
 from splash_core.leader.fingerprint import checkpoint_fingerprint
+from splash_core.leader.profile_file import read_profile
 from splash_core.leader.reaching import transport_options
 from splash_core.leader.room import computes_on, draw_arena
 from splash_core.policy.config import PolicyConfig, load_policy
@@ -57,6 +58,8 @@ class GroupBlueprint:
     scheduling: SchedulerConfig
     policy: PolicyConfig
     policy_enabled: bool
+    profile: HardwareProfile
+    """What step times are predicted with."""
 
     @property
     def group(self) -> str:
@@ -118,11 +121,10 @@ class GroupBlueprint:
 
     @property
     def _profile(self) -> HardwareProfile:
-        profile = analytical_profile(computes_on(self.settings), dtype=self.dtype)
         budget = self.settings.link_bytes_per_s
         # On a host's CPUs one link carries everything, so its budget bounds switches too.
         shared = bool(budget) and self.settings.device == "cpu"
-        return replace(profile, link_bps=min(profile.link_bps, budget)) if shared else profile
+        return replace(self.profile, link_bps=min(self.profile.link_bps, budget)) if shared else self.profile
 
     def cost_model(self) -> CostModel:
         """Predicts step times on the ranks' devices."""
@@ -220,7 +222,16 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         scheduling=scheduling,
         policy=policies.of(phase),
         policy_enabled=policies.enabled,
+        profile=_profile(settings, dtype),
     )
+
+
+def _profile(settings: GroupSettings, dtype: str) -> HardwareProfile:
+    if not settings.profile:
+        return analytical_profile(computes_on(settings), dtype=dtype)
+    profile = read_profile(Path(settings.profile))
+    profile.check_group(device=settings.device, dtype=dtype, ranks=settings.ranks)
+    return profile
 
 
 def _records_steps(settings: GroupSettings, phase: Phase) -> bool:
