@@ -4,7 +4,9 @@ A step's time is that from the end of the step before to its own end, as in serv
 layout, one after the other, so that what a policy has to compare is measured side by side.
 """
 
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.bench.calibrate_grid import Grid, TestBatch, held_out
@@ -12,6 +14,7 @@ from services.bench.calibrate_micro import Micro
 from services.bench.calibrate_settings import CalibrateSettings
 from services.bench.recorder import Recorder
 from services.bench.rig import Rig
+from services.bench.run_delay import busy_share
 from services.bench.settings import layouts_of, sizes
 from services.bench.sizing import Demand
 from services.bench.spmd import RankHost
@@ -25,6 +28,10 @@ _DISTURBED = 0.05
 """Of a repetition: where a rank stood ready without a CPU for more of it, another one takes its place."""
 _MOST_TURNS = 3
 """Of the repetitions of a step, until enough are undisturbed; else the least disturbed count."""
+_SPOILT = 0.15
+"""If a repetition that counts was disturbed for more than this, its batch is measured again at the end."""
+_CALM_S, _PAUSE_S = 20.0, 0.25
+"""Longest wait for a calm moment before a batch, and how often to look."""
 
 
 def run(host: RankHost, settings: CalibrateSettings) -> dict[str, Any]:
@@ -49,14 +56,35 @@ def run(host: RankHost, settings: CalibrateSettings) -> dict[str, Any]:
     for row in Micro(rig, reps=2 * settings.reps, most_rows=max(grid.rows)).rows():
         recorder.add(row)
     steps = _Steps(rig, recorder, settings)
-    numbers = dict.fromkeys(Phase, 0)
-    for batch in grid.in_order(settings.seed):
-        if not steps.measure(batch, layouts, held=held_out(numbers[batch.phase]), turn=sum(numbers.values())):
+    waiting = deque(numbered(grid.in_order(settings.seed)))
+    retries = len(waiting)
+    while waiting:
+        batch, held = waiting.popleft()
+        if not recorder.begin(str(batch)):
             break
-        numbers[batch.phase] += 1
+        rows = steps.measure(batch, layouts, held=held)
+        if is_spoilt(rows) and retries:
+            retries -= 1
+            waiting.append((batch, held))
+            continue
+        for row in rows:
+            recorder.add(row)
     document = recorder.document().to_json()
     document["settings"]["checkpoint"] = settings.model
     return document | {"file": "" if recorder.path is None else str(recorder.path)}
+
+
+def numbered(batches: Sequence[TestBatch]) -> Iterator[tuple[TestBatch, bool]]:
+    """Each batch, and whether it is held out."""
+    numbers = dict.fromkeys(Phase, 0)
+    for batch in batches:
+        yield batch, held_out(numbers[batch.phase])
+        numbers[batch.phase] += 1
+
+
+def is_spoilt(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether other processes disturbed what would count."""
+    return any(row.get("delayed", 0.0) > _SPOILT for row in rows)
 
 
 class _Steps:
@@ -66,18 +94,33 @@ class _Steps:
         self._rig = rig
         self._recorder = recorder
         self._settings = settings
+        self._turn = -1
         self._buckets = [
             1 << exponent for exponent in range(max(sizes(settings.batch, "--batch")).bit_length())
         ]
 
-    def measure(self, batch: TestBatch, layouts: tuple[Layout, ...], *, held: bool, turn: int) -> bool:
-        """One batch in every layout, layouts taking turns in going first; False when time is up."""
-        if not self._recorder.begin(str(batch)):
-            return False
-        first = turn % len(layouts)
-        for layout in layouts[first:] + layouts[:first]:
-            self._recorder.add(self._row(batch, layout) | {"held_out": held})
-        return True
+    def measure(self, batch: TestBatch, layouts: Sequence[Layout], *, held: bool) -> list[dict[str, Any]]:
+        """One batch in every layout, layouts taking turns in going first."""
+        self._turn += 1
+        first = self._turn % len(layouts)
+        self._await_calm()
+        rows: list[dict[str, Any]] = []
+        for layout in (*layouts[first:], *layouts[:first]):
+            rows.append(self._row(batch, layout) | {"held_out": held})
+            if is_spoilt(rows):
+                break
+        return rows
+
+    def _await_calm(self) -> None:
+        """On a CPU host, until nobody else wants its CPUs, for a while at most; all ranks together."""
+        host = self._rig.host
+        if host.comms.device.type != "cpu":
+            return
+        end = time.monotonic() + _CALM_S
+        while host.agree(float(time.monotonic() < end)):
+            if max(row[0] for row in host.gather([busy_share()])) <= _DISTURBED:
+                return
+            time.sleep(_PAUSE_S)
 
     def _row(self, batch: TestBatch, layout: Layout) -> dict[str, Any]:
         rig = self._rig

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.bench.clock import operation_ms
+from services.bench.clock import median, operation_ms
 from services.bench.rig import Rig
 from splash_core.attention.batch import Batch, build_batch
 from splash_core.cost.links import Collective
@@ -28,6 +28,8 @@ from splash_core.layout.layout import Matrix, Projection
 
 _PRODUCT_ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096)
 _MESSAGE_BYTES = tuple(1 << exponent for exponent in range(10, 24, 2))
+_SHORT = 64
+"""Cached tokens where attention is not what is measured."""
 _AT_ONCE = 4
 """Collectives in one measurement."""
 
@@ -69,6 +71,7 @@ class Micro:
             yield from self._collectives()
             for form in (AttentionForm.ABSORBED, AttentionForm.EXPANDED):
                 yield from self._attention(form)
+            yield from self._outside()
 
     def _products(self) -> Iterator[Row]:
         ctx = self._rig.engine.ctx
@@ -160,6 +163,26 @@ class Micro:
             "runs": requests if rows > 1 else 0,
             "ms": ms,
         }
+
+    def _outside(self) -> Iterator[Row]:
+        """Decode steps without their layers; only where steps are not recorded: those have no marks inside."""
+        rig, group = self._rig, self._rig.group
+        if rig.host.comms.device.type != "cpu" or self._layers < 2:
+            return
+        for each in (1, 4, 16):
+            requests = [(_SHORT, 1, index) for index in range(each * rig.host.num_ranks)]
+            group.put([(history, owner) for history, _, owner in requests])
+            steps = [rig.timed(plan) for plan in group.decode_ahead(self._reps + 2)][2:]
+            # The last layer's time runs to the end of the step.
+            beside = [step.total - self._layers * median(step.computes[:-1]) for step in steps]
+            group.clear()
+            yield {
+                "micro": "outside",
+                "layout": group.layout.value,
+                "ranks": rig.host.num_ranks,
+                "requests": requests,
+                "ms": max(median(beside), 1e-3),
+            }
 
     def _batch(self, rows: dict[SeqId, int], form: AttentionForm) -> Batch:
         group = self._rig.group

@@ -16,7 +16,7 @@ def common_time(spec: ModelSpec, precision: Precision, profile: HardwareProfile,
     time = dense_layers * _dense(spec, precision, profile, shares)
     time += (spec.layers - dense_layers) * _experts(spec, precision, profile, shares)
     time += spec.layers * profile.messages_s(_row_messages(spec, precision, shares))
-    return time + _embedding_and_head(spec, precision, profile, shares)
+    return time + ends_time(spec, precision, profile, shares)
 
 
 def _row_messages(spec: ModelSpec, precision: Precision, shares: Shares) -> Messages:
@@ -58,9 +58,8 @@ def _experts(spec: ModelSpec, precision: Precision, profile: HardwareProfile, sh
     return profile.roofline(compute, shares.steps * weights / profile.weight_read_bps)
 
 
-def _embedding_and_head(
-    spec: ModelSpec, precision: Precision, profile: HardwareProfile, shares: Shares
-) -> float:
+def ends_time(spec: ModelSpec, precision: Precision, profile: HardwareProfile, shares: Shares) -> float:
+    """Seconds of embedding and LM head: what comes before the first layer and after the last."""
     ranks, samples = shares.num_ranks, shares.total.samples
     elements = spec.hidden * spec.vocab / ranks
     # Steps that draw no token skip the head.

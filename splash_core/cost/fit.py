@@ -18,7 +18,7 @@ from splash_core.cost.least_squares import Problem, Vector, solve
 from splash_core.cost.links import Collective, LinkRate
 from splash_core.cost.model import CostModel
 from splash_core.cost.profile import HardwareProfile
-from splash_core.cost.samples import Attend, Operation, Product, Sample, Sent
+from splash_core.cost.samples import Attend, Operation, Outside, Product, Sample, Sent
 from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm
 from splash_core.layout.layout import RULES
@@ -113,6 +113,8 @@ def operation_s(model: CostModel, operation: Operation) -> float:
             return alone + operation.work.runs * profile.run_s
         case Sent():
             return profile.messages_s((operation.message,))
+        case Outside():
+            return model.outside_layers_s(RULES[operation.layout], operation.load)
 
 
 def first_guess(

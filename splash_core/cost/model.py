@@ -11,7 +11,7 @@ Legend: T ranks, N rows, N_j rows at home on rank j, K steps, H heads, d, r_q, r
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from splash_core.cost.common import common_time
+from splash_core.cost.common import common_time, ends_time
 from splash_core.cost.exchange import exchange_time
 from splash_core.cost.load import Load, OwnerLoad
 from splash_core.cost.precision import Precision
@@ -113,6 +113,12 @@ class CostModel:
             form=form,
             storage=storage,
         )
+
+    def outside_layers_s(self, rule: LayoutRule, load: Load) -> float:
+        """Of a load, what is not in any layer."""
+        shares = Shares.of(rule, load, storage=CpStorage.PASS_Q)
+        ends = ends_time(self.spec, self.precision, self.profile, shares)
+        return ends + shares.steps * self.profile.step_overhead_s + shares.drawn * self.profile.draw_s
 
     def _overhead(self, shares: Shares, *, decode: bool) -> float:
         """What neither bytes nor flops explain: launches, small kernels, the host's work for rows."""

@@ -81,7 +81,16 @@ class Sent:
     seconds: float
 
 
-Operation = Product | Attend | Sent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What a step takes beside its layers."""
+
+    layout: Layout
+    load: Load
+    seconds: float
+
+
+Operation = Product | Attend | Sent | Outside
 
 
 def samples_of(rows: Sequence[Mapping[str, Any]], *, num_ranks: int) -> tuple[Sample, ...]:
@@ -138,6 +147,10 @@ def _operation(row: Mapping[str, Any]) -> Operation:
             runs=row["runs"],
         )
         return Attend(work=work, form=AttentionForm(row["form"]), seconds=seconds)
+    if row["micro"] == "outside":
+        items = [Rows(rows, history, owner) for history, rows, owner in row["requests"]]
+        load = Load.of(items, num_ranks=row["ranks"])
+        return Outside(layout=Layout(row["layout"]), load=load, seconds=seconds)
     return Sent(message=Message(Collective(row["micro"]), 1, row["bytes"]), seconds=seconds)
 
 
