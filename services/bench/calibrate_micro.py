@@ -165,7 +165,7 @@ class Micro:
         }
 
     def _outside(self) -> Iterator[Row]:
-        """Decode steps without their layers; only where steps are not recorded: those have no marks inside."""
+        """Decode steps without their layers; only where steps are not recorded, and so have marks."""
         rig, group = self._rig, self._rig.group
         if rig.host.comms.device.type != "cpu" or self._layers < 2:
             return
