@@ -18,6 +18,7 @@ from services.bench.run_delay import busy_share
 from services.bench.settings import layouts_of, sizes
 from services.bench.sizing import Demand
 from services.bench.spmd import RankHost
+from splash_core.cost.samples import rows_text
 from splash_core.errors import Infeasible
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
@@ -53,7 +54,8 @@ def run(host: RankHost, settings: CalibrateSettings) -> dict[str, Any]:
     )
     rig = Rig(host, settings, layout=Layout.DP, demand=demand)
     recorder.say("single operations")
-    for row in Micro(rig, reps=2 * settings.reps, most_rows=max(grid.rows)).rows():
+    micro = Micro(rig, reps=2 * settings.reps, most_rows=max(grid.rows), most_tokens=settings.most_tokens)
+    for row in micro.rows():
         recorder.add(row)
     steps = _Steps(rig, recorder, settings)
     waiting = deque(numbered(grid.in_order(settings.seed)))
@@ -130,7 +132,7 @@ class _Steps:
             "phase": batch.phase.value,
             "batch": str(batch),
             "layout": layout.value,
-            "requests": [[item.history, item.rows, item.owner, int(item.draws)] for item in batch.requests],
+            "requests": rows_text(batch.load),
         }
         try:
             rig.group.put([(item.history, item.owner) for item in batch.requests])

@@ -19,6 +19,7 @@ from services.bench.rig import Rig
 from splash_core.attention.batch import Batch, build_batch
 from splash_core.cost.links import Collective
 from splash_core.cost.load import OwnerLoad, Rows
+from splash_core.cost.samples import rows_text
 from splash_core.dist.comm import Comm
 from splash_core.engine.recording import Recorded
 from splash_core.engine.static_backends import recorder_for
@@ -32,6 +33,16 @@ _SHORT = 64
 """Cached tokens where attention is not what is measured."""
 _AT_ONCE = 4
 """Collectives in one measurement."""
+
+_DECODES = {
+    "cpu": ((8, 1, 512), (2, 1, 256), (16, 1, 256)),
+    "cuda": ((8, 1, 8192), (4, 1, 2048), (32, 1, 2048)),
+}
+_CHUNKS = {
+    "cpu": ((1, 64, 256), (1, 256, 0), (4, 16, 128)),
+    "cuda": ((1, 2048, 0), (1, 2048, 8192), (4, 512, 2048)),
+}
+"""Requests of a rank, rows and cached tokens of each; what is larger than the grid's steps is left out."""
 
 Row = dict[str, Any]
 
@@ -55,12 +66,14 @@ class Micro:
         rig: in a layout that replicates all projections and owns histories, empty.
         reps: repetitions; the least counts.
         most_rows: of the largest step.
+        most_tokens: that one batch may cache.
     """
 
-    def __init__(self, rig: Rig, *, reps: int, most_rows: int) -> None:
+    def __init__(self, rig: Rig, *, reps: int, most_rows: int, most_tokens: int) -> None:
         self._rig = rig
         self._reps = reps
         self._most_rows = most_rows
+        self._most_tokens = most_tokens
         self._kept: list[Recorded] = []
         """Graphs live as long as the communicator that they hold."""
 
@@ -126,13 +139,12 @@ class Micro:
 
     def _attention(self, form: AttentionForm) -> Iterator[Row]:
         """Rows of home requests over their histories: decode rows in the first form, chunks in both."""
-        most = self._rig.settings.ranks
-        shapes = [(8, 1, 1024), (2, 1, 256), (16, 1, 512)] if form is AttentionForm.ABSORBED else []
-        shapes += [(1, 64, 256), (1, 256, 0), (1, 256, 1024), (4, 64, 256)]
+        device = self._rig.host.comms.device.type
+        shapes = (*(_DECODES[device] if form is AttentionForm.ABSORBED else ()), *_CHUNKS[device])
         for requests, rows, history in shapes:
-            if rows * requests * most > self._most_rows:
-                continue
-            yield self._attend(form, requests, rows, history)
+            fits = requests * (rows + history) * self._rig.host.num_ranks <= self._most_tokens
+            if fits and rows * requests <= self._most_rows:
+                yield self._attend(form, requests, rows, history)
 
     def _attend(self, form: AttentionForm, requests: int, rows: int, history: int) -> Row:
         rig = self._rig
@@ -170,8 +182,8 @@ class Micro:
         if rig.host.comms.device.type != "cpu" or self._layers < 2:
             return
         for each in (1, 4, 16):
-            requests = [(_SHORT, 1, index) for index in range(each * rig.host.num_ranks)]
-            group.put([(history, owner) for history, _, owner in requests])
+            items = [Rows(1, _SHORT, index) for index in range(each * rig.host.num_ranks)]
+            group.put([(item.context, item.owner) for item in items])
             steps = [rig.timed(plan) for plan in group.decode_ahead(self._reps + 2)][2:]
             # The last layer's time runs to the end of the step.
             beside = [step.total - self._layers * median(step.computes[:-1]) for step in steps]
@@ -180,7 +192,7 @@ class Micro:
                 "micro": "outside",
                 "layout": group.layout.value,
                 "ranks": rig.host.num_ranks,
-                "requests": requests,
+                "requests": rows_text(items),
                 "ms": max(median(beside), 1e-3),
             }
 

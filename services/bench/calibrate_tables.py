@@ -17,6 +17,7 @@ _SHOWN = {
     "layer_overhead_s": ("per layer", "µs", 1e6),
     "eager_layer_s": ("more in prefill", "µs", 1e6),
     "step_overhead_s": ("per step", "µs", 1e6),
+    "meet_s": ("per collective", "µs", 1e6),
     "run_s": ("per layer and run", "µs", 1e6),
     "row_s": ("per layer and row", "µs", 1e6),
     "draw_s": ("per token drawn", "µs", 1e6),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from splash_core.cost.constants import APART, OVERHEADS, LinkName, Name, names_of, value_of, with_values
 from splash_core.cost.least_squares import Problem, Vector, solve
-from splash_core.cost.links import Collective, LinkRate
+from splash_core.cost.links import Collective, LinkRate, message_s
 from splash_core.cost.model import CostModel
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.samples import Attend, Operation, Outside, Product, Sample, Sent
@@ -29,14 +29,18 @@ _STEPS_WEIGHT, _OPERATIONS_WEIGHT = 10_000.0, 1_000.0
 """Of all residuals of a kind together, next to the prior."""
 _RATE_DEVIATION, _OVERHEAD_DEVIATION = 0.7, 3.0
 """Prior: a rate within a factor of two, an overhead within some twenty."""
-_FIRST_OVERHEAD_S = {
-    "layer_overhead_s": 1e-4,
-    "step_overhead_s": 1e-3,
-    "eager_layer_s": 1e-4,
-    "run_s": 1e-5,
-    "row_s": 1e-7,
-    "draw_s": 1e-5,
+_FIRST_OVERHEADS = {
+    "layer_overhead_s": 1.0,
+    "step_overhead_s": 10.0,
+    "eager_layer_s": 1.0,
+    "meet_s": 0.1,
+    "run_s": 0.25,
+    "row_s": 0.005,
+    "draw_s": 0.5,
 }
+"""Where the search begins, in units of the device's own overhead per layer: too small a one would never grow,
+as nothing depends on its logarithm."""
+_LEAST_UNIT_S = 1e-6
 _FIRST_APART = 0.3
 
 
@@ -112,7 +116,7 @@ def operation_s(model: CostModel, operation: Operation) -> float:
             alone = model.attend_s(operation.work, operation.form, heads=model.spec.heads)
             return alone + operation.work.runs * profile.run_s
         case Sent():
-            return profile.messages_s((operation.message,))
+            return message_s(profile.rates(operation.message.kind), operation.message)
         case Outside():
             return model.outside_layers_s(RULES[operation.layout], operation.load)
 
@@ -120,7 +124,7 @@ def operation_s(model: CostModel, operation: Operation) -> float:
 def first_guess(
     model: CostModel, operations: Sequence[Operation], *, small_bytes: float = 0.0
 ) -> HardwareProfile:
-    """θ₀: the best rate that single operations of each kind reached; overheads small; the rest as before."""
+    """θ₀: the best rate that single operations of each kind reached, and some overheads."""
     profile = model.profile
     products = [one for one in operations if isinstance(one, Product)]
     if products:
@@ -135,7 +139,9 @@ def first_guess(
     sent = [one for one in operations if isinstance(one, Sent)]
     links = {kind.value: _link_rates(sent, kind, small_bytes) for kind in Collective}
     profile = replace(profile, collectives={kind: rates for kind, rates in links.items() if rates})
-    return with_values(profile, {**_FIRST_OVERHEAD_S, APART: _FIRST_APART})
+    unit = max(profile.layer_overhead_s, _LEAST_UNIT_S)
+    first = {name: factor * unit for name, factor in _FIRST_OVERHEADS.items()}
+    return with_values(profile, {**first, APART: _FIRST_APART})
 
 
 _ATTENTION = {AttentionForm.ABSORBED: "attention_flops", AttentionForm.EXPANDED: "expanded_flops"}

@@ -64,6 +64,8 @@ class HardwareProfile:
     step_overhead_s: float = 0.0
     eager_layer_s: float = 0.0
     """More of it per layer where a step is not all decode rows, which may be replayed."""
+    meet_s: float = 0.0
+    """Per collective of a step beside its own time: packing rows, waiting for the slowest rank."""
     run_s: float = 0.0
     """Per layer and run: several rows of one request on one rank."""
     row_s: float = 0.0
@@ -85,8 +87,10 @@ class HardwareProfile:
         return max(compute_s, read_s) + (1 - self.overlap) * min(compute_s, read_s)
 
     def messages_s(self, messages: Iterable[Message]) -> float:
-        """Time of collectives, one after the other."""
-        return sum(message_s(self.rates(message.kind), message) for message in messages)
+        """Time of a step's collectives, one after the other."""
+        return sum(
+            message_s(self.rates(message.kind), message) + message.count * self.meet_s for message in messages
+        )
 
     def rates(self, kind: Collective) -> tuple[LinkRate, ...]:
         """Of one kind of collective, by size."""
@@ -166,6 +170,7 @@ _EXTRAS = (
     "layer_overhead_s",
     "step_overhead_s",
     "eager_layer_s",
+    "meet_s",
     "run_s",
     "row_s",
     "draw_s",

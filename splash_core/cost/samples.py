@@ -4,7 +4,7 @@ Invariant: repetitions that warm up cannot enter: everything reads `Sample.count
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,13 +112,24 @@ def operations_of(rows: Sequence[Mapping[str, Any]], *, recorded_bytes: float) -
     return tuple(_operation(row) for row in rows if "micro" in row and _used(row, rows, recorded_bytes))
 
 
+def rows_text(items: Iterable[Rows]) -> str:
+    """Requests of one step on one line of a document: `context:rows:owner:samples`, with spaces between."""
+    return " ".join(f"{item.context}:{item.rows}:{item.owner}:{item.samples}" for item in items)
+
+
+def text_rows(text: str) -> tuple[Rows, ...]:
+    """What `rows_text` wrote."""
+    parts = (tuple(map(int, part.split(":"))) for part in text.split())
+    return tuple(Rows(rows, context, owner, samples=samples) for context, rows, owner, samples in parts)
+
+
 def _sample(row: Mapping[str, Any], *, num_ranks: int) -> Sample:
     if len(row["ms"]) <= row["warmup"]:
         raise ConfigError(
             f"{row['batch']} in {row['layout']} has no repetition beside {row['warmup']} that warm up; "
             "raise --reps"
         )
-    items = [Rows(rows, history, owner, samples=draws) for history, rows, owner, draws in row["requests"]]
+    items = text_rows(row["requests"])
     return Sample(
         batch=row["batch"],
         phase=row["phase"],
@@ -148,8 +159,7 @@ def _operation(row: Mapping[str, Any]) -> Operation:
         )
         return Attend(work=work, form=AttentionForm(row["form"]), seconds=seconds)
     if row["micro"] == "outside":
-        items = [Rows(rows, history, owner) for history, rows, owner in row["requests"]]
-        load = Load.of(items, num_ranks=row["ranks"])
+        load = Load.of(text_rows(row["requests"]), num_ranks=row["ranks"])
         return Outside(layout=Layout(row["layout"]), load=load, seconds=seconds)
     return Sent(message=Message(Collective(row["micro"]), 1, row["bytes"]), seconds=seconds)
 

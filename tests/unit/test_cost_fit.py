@@ -13,7 +13,16 @@ from splash_core.cost.fit import Measured, fit, operation_s, predicted_s
 from splash_core.cost.links import Collective, LinkRate, Message
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.model import CostModel
-from splash_core.cost.samples import Attend, Operation, Product, Sample, Sent, samples_of
+from splash_core.cost.samples import (
+    Attend,
+    Operation,
+    Product,
+    Sample,
+    Sent,
+    rows_text,
+    samples_of,
+    text_rows,
+)
 from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS
@@ -40,6 +49,7 @@ def truth() -> CostModel:
         layer_overhead_s=4e-4,
         step_overhead_s=2e-3,
         eager_layer_s=2e-4,
+        meet_s=2e-5,
         run_s=1e-4,
         row_s=2e-6,
         draw_s=2e-4,
@@ -189,13 +199,18 @@ class TestSamples:
         "batch": "prefill even 1 × 8, 4 rows",
         "phase": "prefill",
         "layout": "CP",
-        "requests": [[8, 4, 1, 0]],
+        "requests": "8:4:1:0",
         "ms": [99.0, 1.0, 3.0, 2.0],
         "warmup": 1,
         "form": "expanded",
         "storage": "pass_kv",
         "held_out": True,
     }
+
+    def test_requests_fit_on_a_line(self) -> None:
+        items = (Rows(1, 64), Rows(16, 0, 3, samples=0))
+        assert rows_text(items) == "64:1:0:1 0:16:3:0"
+        assert text_rows(rows_text(items)) == items
 
     def test_warm_up_is_left_out(self) -> None:
         (sample,) = samples_of(

@@ -17,6 +17,7 @@ from services.bench.settings import INPROCESS
 from services.bench.shapes import measured_spec
 from splash_core.cost.accuracy import choices
 from splash_core.cost.profile import HardwareProfile
+from splash_core.cost.samples import operations_of
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Phase
@@ -39,6 +40,7 @@ TINY: dict[str, Any] = {
     "batch": "1,3",
     "prompts": "1,2",
     "context": "8",
+    "most_tokens": 4096,
     "rows": "4,8",
     "reps": 2,
     "warmup": 1,
@@ -90,6 +92,28 @@ def test_a_tiny_calibration_is_complete(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Held-out" in section(document)
     again = run(CalibrateSettings(measured=str(written)), capsys)
     assert {name: value for name, value in again.items() if name != "file"} == document
+
+
+def test_recorded_steps_and_collectives_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """As on GPUs, with the recorder of CPUs: decode steps are replayed."""
+    document = run(CalibrateSettings(**TINY, graphs="on", layouts="DP,DOP"), capsys)
+    decodes = [row for row in document["rows"] if row.get("phase") == "decode"]
+    assert decodes
+    assert all("graph_bytes" in row and row["layout"] in ("DP", "DOP") for row in decodes)
+
+
+def test_small_collectives_count_as_recorded_steps_make_them() -> None:
+    rows = [
+        {"micro": "gather", "comm": comm, "bytes": size, "ms": ms}
+        for comm, size, ms in (
+            ("compute", 8, 3.0),
+            ("compute", 4096, 4.0),
+            ("recorded", 8, 1.0),
+            ("recorded", 4096, 9.0),
+        )
+    ]
+    assert [one.seconds for one in operations_of(rows, recorded_bytes=1024)] == [0.004, 0.001]
+    assert [one.seconds for one in operations_of(rows[:2], recorded_bytes=1024)] == [0.003, 0.004]
 
 
 def _check_rows(document: dict[str, Any]) -> None:
