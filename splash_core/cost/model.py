@@ -9,7 +9,7 @@ Legend: T ranks, N rows, N_j rows at home on rank j, K steps, H heads, d, r_q, r
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splash_core.cost.common import common_time, ends_time
 from splash_core.cost.exchange import exchange_time
@@ -103,16 +103,24 @@ class CostModel:
         """As `predict`, in one form."""
         shares = Shares.of(rule, load, storage=storage)
         layers = self.spec.num_mla_layers
-        return Prediction(
+        prediction = Prediction(
             projections_s=layers * self._projections(shares, form),
             attention_s=layers * self._attention(shares, form),
             exchange_s=layers * exchange_time(self.spec, self.precision, self.profile, shares),
             common_s=common_time(self.spec, self.precision, self.profile, shares),
-            overhead_s=self._overhead(shares, decode=decode),
+            overhead_s=self._overhead(shares),
             steps=load.steps,
             form=form,
             storage=storage,
         )
+        return prediction if decode else self._launched(prediction)
+
+    def _launched(self, prediction: Prediction) -> Prediction:
+        """Steps that are not replayed take no less than their launches, by a host that may run ahead."""
+        computed = prediction.total_s
+        launches = prediction.steps * self.spec.layers * self.profile.eager_layer_s
+        more = self.profile.roofline(computed, launches) - computed
+        return replace(prediction, overhead_s=prediction.overhead_s + more)
 
     def outside_layers_s(self, rule: LayoutRule, load: Load) -> float:
         """Of a load, what is not in any layer."""
@@ -120,12 +128,13 @@ class CostModel:
         ends = ends_time(self.spec, self.precision, self.profile, shares)
         return ends + shares.steps * self.profile.step_overhead_s + shares.drawn * self.profile.draw_s
 
-    def _overhead(self, shares: Shares, *, decode: bool) -> float:
+    def _overhead(self, shares: Shares) -> float:
         """What neither bytes nor flops explain: launches, small kernels, the host's work for rows."""
         profile = self.profile
-        layer = profile.layer_overhead_s + (0.0 if decode else profile.eager_layer_s)
         runs = max(work.runs for work in shares.attending)
-        per_layer = shares.steps * layer + runs * profile.run_s + shares.home_rows * profile.row_s
+        per_layer = (
+            shares.steps * profile.layer_overhead_s + runs * profile.run_s + shares.home_rows * profile.row_s
+        )
         return (
             self.spec.layers * per_layer
             + shares.steps * profile.step_overhead_s

@@ -63,7 +63,7 @@ class HardwareProfile:
     layer_overhead_s: float = 0.0
     step_overhead_s: float = 0.0
     eager_layer_s: float = 0.0
-    """More of it per layer where a step is not all decode rows, which may be replayed."""
+    """Launching a layer of a step that is not all decode rows; hides as `overlap` says."""
     meet_s: float = 0.0
     """Per collective of a step beside its own time: packing rows, waiting for the slowest rank."""
     run_s: float = 0.0
