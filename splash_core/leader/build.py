@@ -187,11 +187,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     _check_settings(settings, checkpoint)
     arena = draw_arena(settings, spec, checkpoint, dtype, graph_bytes=_graph_bytes(settings, phase))
     offered = named_layouts(settings.layouts)
-    infeasible = {
-        layout: verdict.reason
-        for layout, verdict in catalog_of_arena(spec, arena, offered).items()
-        if isinstance(verdict, InfeasibleLayout)
-    }
+    infeasible = _infeasible(spec, arena, offered)
     layout = _starting_layout(settings, phase, offered, infeasible)
     scheduling = SchedulerConfig(
         role=Role(phase.value),
@@ -224,6 +220,15 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         policy_enabled=policies.enabled,
         profile=_profile(settings, dtype),
     )
+
+
+def _infeasible(spec: ModelSpec, arena: ArenaMap, offered: Sequence[Layout]) -> dict[Layout, str]:
+    """Layouts that cannot run, and why not."""
+    return {
+        layout: verdict.reason
+        for layout, verdict in catalog_of_arena(spec, arena, offered).items()
+        if isinstance(verdict, InfeasibleLayout)
+    }
 
 
 def _profile(settings: GroupSettings, dtype: str) -> HardwareProfile:
