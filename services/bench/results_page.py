@@ -19,7 +19,9 @@ from splash_core.errors import ConfigError
 from splash_core.units import format_bytes
 
 Document = Mapping[str, Any]
-_HIDDEN = frozenset({"device", "label", "budget_s", "step_timeout_s", "arena_bytes", "staging_bytes", "seed"})
+_HIDDEN = frozenset(
+    {"checkpoint", "device", "label", "budget_s", "step_timeout_s", "arena_bytes", "staging_bytes", "seed"}
+)
 """Settings that a reader of the tables does not need; the documents have them."""
 
 
