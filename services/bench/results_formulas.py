@@ -198,11 +198,11 @@ Whole steps of a grid of batches (phase × requests × longest history × rows; 
 and mixed lengths of which rank 0 owns three in four), each in every layout, the layouts in turn. A step's
 time is that from the end of the step before to its own. Batches come in the order of a hash of (seed, batch);
 of each phase every third is held out: the fit of θ (docs/model.md §6) never sees it. Repetitions that warm up
-never enter. A CPU host's other processes are noise: a batch waits for a calm moment; repetitions in which a
-rank stood ready without a CPU for more than 5 % of their time are measured again, up to three times as many
-in all, and the least disturbed count; a batch of which one still waited for more than 15 % is measured again
-at the end. `left_out` and `delayed` in the document say how many were left out, and the part of its time that
-the worst of the others waited. The time that repetitions took decides nothing.
+never enter. A CPU host's other processes are noise: layouts are measured in rounds, up to three, until each
+has enough repetitions in which no rank stood ready without a CPU for more than 5 % of their time, and the
+least disturbed count; a batch of which one waited for more than 15 % is measured again at the end. `left_out`
+and `delayed` in the document say how many were left out, and the part of its time that the worst of the
+others waited. The time that repetitions took decides nothing.
 
     error    = median over steps of |predicted / measured − 1|; bias: without the absolute value; measured is
                the median of the repetitions
