@@ -26,6 +26,7 @@ from splash_core.engine.static_backends import recorder_for
 from splash_core.ids import SeqId
 from splash_core.layout.forms import AttentionForm
 from splash_core.layout.layout import Matrix, Projection
+from splash_core.layout.slots import matrix_elements
 
 _PRODUCT_ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096)
 _MESSAGE_BYTES = tuple(1 << exponent for exponent in range(10, 24, 2))
@@ -87,16 +88,16 @@ class Micro:
             yield from self._outside()
 
     def _products(self) -> Iterator[Row]:
-        ctx = self._rig.engine.ctx
-        views = [
-            ctx.arena.projection(layer, Matrix.O, Projection.REPLICATED) for layer in range(self._layers)
-        ]
+        """Rows times the largest projection: of all layers together it should exceed every cache."""
+        ctx, kind = self._rig.engine.ctx, Projection.REPLICATED
+        largest = max(Matrix, key=lambda matrix: matrix_elements(ctx.spec, matrix))
+        views = [ctx.arena.projection(layer, largest, kind) for layer in range(self._layers)]
         matrices = [view.view(-1, view.shape[-1]) for view in views]
         for count in _PRODUCT_ROWS:
             if count > self._most_rows:
                 return
-            x_NX = torch.randn(count, matrices[0].shape[0], dtype=ctx.dtype, device=ctx.device)
-            ms = self._least_ms(lambda rep, x_NX=x_NX: torch.matmul(x_NX, matrices[rep % self._layers]))
+            x_NX = torch.randn(count, matrices[0].shape[1], dtype=ctx.dtype, device=ctx.device)
+            ms = self._least_ms(lambda rep, x_NX=x_NX: torch.matmul(x_NX, matrices[rep % self._layers].T))
             yield {
                 "micro": "product",
                 "rows": count,

@@ -19,6 +19,7 @@ _SHOWN = {
     "step_overhead_s": ("per step", "µs", 1e6),
     "meet_s": ("per collective", "µs", 1e6),
     "run_s": ("per layer and run", "µs", 1e6),
+    "head_s": ("per layer, row and head", "µs", 1e6),
     "row_s": ("per layer and row", "µs", 1e6),
     "draw_s": ("per token drawn", "µs", 1e6),
 }

@@ -7,7 +7,16 @@ from splash_core.cost.links import Collective, LinkRate
 from splash_core.cost.profile import HardwareProfile
 
 RATES = ("flops", "attention_flops", "expanded_flops", "expert_flops", "weight_read_bps", "kv_read_bps")
-OVERHEADS = ("layer_overhead_s", "step_overhead_s", "eager_layer_s", "meet_s", "run_s", "row_s", "draw_s")
+OVERHEADS = (
+    "layer_overhead_s",
+    "step_overhead_s",
+    "eager_layer_s",
+    "meet_s",
+    "run_s",
+    "head_s",
+    "row_s",
+    "draw_s",
+)
 APART = "apart"
 """1 − overlap: what a roofline adds of its shorter side."""
 

@@ -35,6 +35,7 @@ _FIRST_OVERHEADS = {
     "eager_layer_s": 1.0,
     "meet_s": 0.1,
     "run_s": 0.25,
+    "head_s": 0.0005,
     "row_s": 0.005,
     "draw_s": 0.5,
 }

@@ -129,17 +129,14 @@ class CostModel:
         return ends + shares.steps * self.profile.step_overhead_s + shares.drawn * self.profile.draw_s
 
     def _overhead(self, shares: Shares) -> float:
-        """What neither bytes nor flops explain: launches, small kernels, the host's work for rows."""
+        """What neither bytes nor flops explain: small kernels, the host's work for rows."""
         profile = self.profile
         runs = max(work.runs for work in shares.attending)
-        per_layer = (
-            shares.steps * profile.layer_overhead_s + runs * profile.run_s + shares.home_rows * profile.row_s
-        )
-        return (
-            self.spec.layers * per_layer
-            + shares.steps * profile.step_overhead_s
-            + shares.drawn * profile.draw_s
-        )
+        per_layer = shares.steps * profile.layer_overhead_s + runs * profile.run_s
+        per_layer += shares.home_rows * profile.row_s
+        per_layer += shares.row_heads(self.spec.heads, Matrix.Q_B) * profile.head_s
+        per_step = shares.steps * profile.step_overhead_s + shares.drawn * profile.draw_s
+        return self.spec.layers * per_layer + per_step
 
     def _projections(self, shares: Shares, form: AttentionForm) -> float:
         """t_proj of one layer: W_QA, W_KVA at home, W_QB, W_UK, W_UV where a head's rows are, W_O."""

@@ -68,6 +68,8 @@ class HardwareProfile:
     """Per collective of a step beside its own time: packing rows, waiting for the slowest rank."""
     run_s: float = 0.0
     """Per layer and run: several rows of one request on one rank."""
+    head_s: float = 0.0
+    """Per layer and head of a row for which a rank makes queries: rotations, copies, merging."""
     row_s: float = 0.0
     """Per layer and row at home: norms, rotations, residuals."""
     draw_s: float = 0.0
@@ -172,6 +174,7 @@ _EXTRAS = (
     "eager_layer_s",
     "meet_s",
     "run_s",
+    "head_s",
     "row_s",
     "draw_s",
     "interference",

@@ -51,6 +51,7 @@ def truth() -> CostModel:
         eager_layer_s=2e-4,
         meet_s=2e-5,
         run_s=1e-4,
+        head_s=1e-7,
         row_s=2e-6,
         draw_s=2e-4,
     )
