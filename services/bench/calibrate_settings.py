@@ -20,6 +20,9 @@ class CalibrateSettings(BenchSettings):
         "", "JSON document of an earlier run: its measurements are fitted again, nothing is measured."
     )
     results: str = setting("", "Folder for the JSON document, for example docs/results.")
+    budget_s: float = setting(
+        600.0, "Begin no batch that may end later than this; 0: measure the whole grid.", unit="s"
+    )
     layouts: str = setting("TP,CP,DP,DOP", "Layouts to measure.")
     batch: str = setting("1,2,4,8,16,32,64", "Requests of decode steps, a list.")
     prompts: str = setting("1,2,4,8", "Requests of prefill steps, a list.")
