@@ -4,6 +4,7 @@ A step's time is that from the end of the step before to its own end, as in serv
 layout, one after the other, so that what a policy has to compare is measured side by side.
 """
 
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ def run(host: RankHost, settings: CalibrateSettings) -> dict[str, Any]:
         most_tokens=settings.most_tokens,
         most_pairs=settings.most_pairs,
     )
+    load = round(os.getloadavg()[0], 2)
     recorder = Recorder("calibrate", host, settings)
     recorder.say("making weights")
     demand = Demand(
@@ -58,7 +60,7 @@ def run(host: RankHost, settings: CalibrateSettings) -> dict[str, Any]:
         for row in rows:
             recorder.add(row | {"held_out": held})
     document = recorder.document().to_json()
-    document["settings"]["checkpoint"] = settings.model
+    document["settings"] |= {"checkpoint": settings.model, "load_average": load}
     return document | {"file": "" if recorder.path is None else str(recorder.path)}
 
 
