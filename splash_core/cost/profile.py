@@ -140,20 +140,13 @@ class HardwareProfile:
             if name not in known:
                 raise ConfigError(f"profile field {name}: unknown; known: {', '.join(sorted(known))}")
         provenance = _provenance(values.pop("provenance", None))
-        rates = {name: _positive(values, name) for name in _RATES}
-        extras = {name: _non_negative(values, name) for name in _EXTRAS if name in values}
-        counts: dict[str, Any] = {
-            name: int(_non_negative(values, name)) for name in _COUNTS if name in values
-        }
-        return cls(
-            **{name: _text(values, name) for name in ("name", "dtype", "device")},
-            collectives=_collectives(values.get("collectives", {})),
-            overlap=_fraction(values, "overlap") if "overlap" in values else 1.0,
-            provenance=provenance,
-            **counts,
-            **rates,
-            **extras,
-        )
+        checked: dict[str, Any] = {name: _text(values, name) for name in ("name", "dtype", "device")}
+        checked |= {name: _positive(values, name) for name in _RATES}
+        checked |= {name: _non_negative(values, name) for name in _EXTRAS if name in values}
+        checked |= {name: int(_non_negative(values, name)) for name in _COUNTS if name in values}
+        if "overlap" in values:
+            checked["overlap"] = _fraction(values, "overlap")
+        return cls(collectives=_collectives(values.get("collectives", {})), provenance=provenance, **checked)
 
 
 _RATES = (
@@ -250,7 +243,8 @@ def _collectives(value: object) -> dict[str, tuple[LinkRate, ...]]:
     for kind, rates in kinds.items():
         if kind not in tuple(Collective):
             raise ConfigError(f"profile field {where}{kind}: unknown; known: {', '.join(Collective)}")
-        if not isinstance(rates, list) or not rates or not all(isinstance(rate, dict) for rate in rates):
+        entries = cast("list[Any]", rates) if isinstance(rates, list) else []
+        if not entries or not all(isinstance(rate, dict) for rate in entries):
             raise ConfigError(f"profile field {where}{kind}: a list of at least one rate is required")
     return {kind: tuple(_rate(rate, f"{where}{kind}.") for rate in rates) for kind, rates in kinds.items()}
 

@@ -2,12 +2,14 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.bench.calibrate_fit import concluded, profile_of
+from services.bench.calibrate_fit import concluded, model_of, profile_of, steps_of
+from splash_core.cost.accuracy import Accuracy
 from splash_core.cost.profile import HardwareProfile
 
 ROOT = Path(__file__).parents[3]
@@ -46,6 +48,23 @@ def test_what_is_claimed_follows_from_the_rows(path: Path) -> None:
 def test_every_profile_is_of_a_document(path: Path) -> None:
     profile = HardwareProfile.from_json(path.read_text())
     assert profile in [profile_of(json.loads(document.read_text())) for document in DOCUMENTS]
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_a_profile_holds_for_what_other_runs_measured(path: Path) -> None:
+    profile = HardwareProfile.from_json(path.read_text())
+    others = [
+        document
+        for document in map(json.loads, (document.read_text() for document in DOCUMENTS))
+        if document["profile"]["name"] == profile.name and profile_of(document) != profile
+    ]
+    steps = [
+        replace(step, batch=f"{step.batch}, {document['date']}", held_out=True)
+        for document in others
+        for step in steps_of(document)
+    ]
+    model = replace(model_of(others[0]), profile=profile)
+    assert Accuracy.of(model, steps).holds
 
 
 def test_there_are_some() -> None:
