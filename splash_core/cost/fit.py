@@ -68,8 +68,8 @@ def fit(model: CostModel, measured: Measured, *, small_bytes: float = 0.0) -> Ha
     steps = [sample for sample in measured.steps if not sample.held_out]
     if not steps:
         raise ConfigError(
-            "no step was measured, undisturbed, that may enter the fit; raise --budget-s, or let less run on the "
-            "host beside it"
+            "no step was measured, undisturbed, that may enter the fit; raise --budget-s, or let less run on "
+            "the host beside it"
         )
     model = replace(model, profile=first_guess(model, measured.operations, small_bytes=small_bytes))
     names = tuple(name for name in names_of(model.profile) if _matters(name, model))
