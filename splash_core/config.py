@@ -45,6 +45,9 @@ class WorkerSettings(LinkSettings):
     policy: str = setting(
         "auto", "Who chooses layouts: off, auto, or a policy file; a router that has a policy overrides it."
     )
+    profile: str = setting(
+        "", "File that `splash calibrate` wrote: what predicts step times; default: the device's own figures."
+    )
     device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
     gpu: str = setting("h200", "Which GPU cuda is: its figures size the pool and predict step times.")
     memory_fraction: float = setting(

@@ -1,7 +1,8 @@
 """`splash layout`: see and steer layouts through the admin port."""
 
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -153,6 +154,11 @@ def explain(
         way = f"{record['from'] or '–'} → {record['to'] or '–'}"
         lines.append(
             f"{record['phase'] or '–':8} {record['verdict']:7} {way}  {record['reason']}"
-            f"\n         predicted: {times or 'nothing'}"
+            f"\n         predicted by {_profile(record)}: {times or 'nothing'}"
         )
     emit(records, as_json=json, text="\n".join(lines) or "no decisions yet")
+
+
+def _profile(record: Mapping[str, Any]) -> str:
+    """Whose figures a prediction stands on."""
+    return (record.get("inputs") or {}).get("profile", "an unknown profile")
