@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from splash_core.ids import PageId, RankId
 from splash_core.layout.layout import KvMode, KvPlacement
 from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.holding import Holding, Present, spread
 from splash_core.scheduling.pushes import PushBook
-from splash_core.scheduling.residency import Present, Residency, spread
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
@@ -33,7 +33,7 @@ class Admission:
         self,
         *,
         roster: Roster,
-        residency: Residency,
+        residency: Holding,
         present: Present,
         pushes: PushBook,
         config: SchedulerConfig,
@@ -53,7 +53,7 @@ class Admission:
         size = residency.num_ranks
         load = Load(charged=[0] * size, due=[0] * size, owned=[0] * size)
         for page in (*self.quarantine, *self._pushes.left_over):
-            for rank in residency.table.ranks(page):
+            for rank in residency.ranks(page):
                 load.charged[rank] += 1
         for sequence in self._roster.active():
             load.owned[sequence.owner] += 1

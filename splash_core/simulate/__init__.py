@@ -1,0 +1,1 @@
+"""Serving on a simulated clock: the product's own decisions, with the cost model telling how long steps take."""
