@@ -4,13 +4,14 @@ A sequence is charged on each rank with the pages that it will hold there once i
 asked for. Admission keeps charges within the pool, so that without a switch nothing is ever preempted.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from splash_core.ids import PageId, RankId
 from splash_core.layout.layout import KvMode, KvPlacement
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Holding, Present, spread
-from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
@@ -26,6 +27,15 @@ class Load:
     """Sequences that prefer each rank as owner."""
 
 
+class Leaving(Protocol):
+    """Pages on their way out of the group."""
+
+    @property
+    def left_over(self) -> Collection[PageId]:
+        """Pages without a sequence that are still being pushed."""
+        ...
+
+
 class Admission:
     """Judges room for sequences that do not hold pages yet."""
 
@@ -35,7 +45,7 @@ class Admission:
         roster: Roster,
         residency: Holding,
         present: Present,
-        pushes: PushBook,
+        pushes: Leaving,
         config: SchedulerConfig,
     ) -> None:
         self.quarantine: list[PageId] = []
