@@ -143,8 +143,16 @@ class Admission:
                 load.charged[rank] += pages
             return
         placement = residency.placement(sequence)
-        projected = spread(placement, residency.pages_for(sequence.held_tokens), size)
-        needed = spread(placement, residency.pages_for(self.first_tokens(sequence)), size)
+        pages = residency.pages_for(sequence.held_tokens)
+        first = residency.pages_for(self.first_tokens(sequence))
+        if placement.alike and sequence.state is SeqState.RUNNING:
+            # In place, so the same on each owner.
+            charged, due = max(pages, sequence.num_pages), max(first - sequence.num_pages, 0)
+            for rank in placement.owners:
+                load.charged[rank] += charged
+                load.due[rank] += due
+            return
+        projected, needed = spread(placement, pages, size), spread(placement, first, size)
         held = residency.copies_per_rank(sequence)
         for rank in range(size):
             load.charged[rank] += max(projected[rank], held[rank])

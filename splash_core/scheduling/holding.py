@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.capacity import Capacity
-from splash_core.layout.layout import RULES, KvMode, KvPlacement, Layout, LayoutRule
+from splash_core.layout.layout import RULES, KvPlacement, Layout, LayoutRule
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
@@ -128,7 +128,7 @@ class Holding(ABC):
 def spread(placement: KvPlacement, pages: int, num_ranks: int) -> list[int]:
     """How many of a sequence's first `pages` pages its placement puts on each rank, `[T]`."""
     counts = [0] * num_ranks
-    if placement.mode is KvMode.REPLICATED:
+    if placement.alike:
         for rank in placement.owners:
             counts[rank] = pages
         return counts

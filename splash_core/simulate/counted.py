@@ -189,7 +189,7 @@ class CountedMachine:
 
     def _new(self, request: Request) -> CountedSequence:
         sampling = SamplingParams(max_tokens=request.max_tokens)
-        seq = self._roster.next_id
+        seq, max_drawn = self._roster.next_id, self._rules.max_drawn(sampling)
         return CountedSequence(
             seq=seq,
             request_id=RequestId(str(request.key)),
@@ -197,7 +197,8 @@ class CountedMachine:
             tokens=[],
             num_prompt=request.prompt_tokens,
             held_tokens=self._rules.held_tokens(request.prompt_tokens, sampling),
-            max_drawn=self._rules.max_drawn(sampling),
+            max_drawn=max_drawn,
+            end_row=request.prompt_tokens + max(max_drawn, 1) - 1,
             rotation=seq % self._counts.num_ranks,
             key=request.key,
             known=request.prompt_tokens,
@@ -271,6 +272,10 @@ class CountedMachine:
             pages = self._counts.pages_for(sequence.cached + steps)
             if pages > sequence.held_pages:
                 placement = self._counts.placement(sequence)
+                if placement.alike:
+                    for rank in placement.owners:
+                        change[rank] += pages - sequence.held_pages
+                    continue
                 for rank, count in enumerate(self._counts.change(sequence, placement, pages)):
                     change[rank] += count
         return self._counts.fits(self.layout, change)

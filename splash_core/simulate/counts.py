@@ -27,6 +27,8 @@ class CountedSequence(Sequence):
     """Tokens, prompt included, that are known."""
     output: int
     """Tokens that it will generate."""
+    end_row: int
+    """Position after the last row that it may run here."""
     held_pages: int = 0
     where: KvPlacement = _NOWHERE
     """Of the pages that it holds."""
@@ -35,6 +37,20 @@ class CountedSequence(Sequence):
     def length(self) -> int:
         """Tokens, those that are being drawn included."""
         return self.known + self.drawing
+
+    @property
+    def remaining(self) -> int:
+        """Rows it could run now; as in `Sequence`, which schedulers ask for most often."""
+        length = self.known + self.drawing
+        return (length if length < self.end_row else self.end_row) - self.cached
+
+    @property
+    def decoding(self) -> bool:
+        """True when its next row is its last token and that token is generated; as in `Sequence`."""
+        length = self.known + self.drawing
+        if length <= self.num_prompt:
+            return False
+        return (length if length < self.end_row else self.end_row) - self.cached == 1
 
     @property
     def num_pages(self) -> int:
@@ -58,21 +74,11 @@ class Counts(Holding):
         self.used = [0] * capacity.num_ranks
         """Pages on each rank."""
         self._capacities = capacities
-        self._placements: dict[tuple[Layout, RankId, int], KvPlacement] = {}
-
-    def placement(self, sequence: Sequence) -> KvPlacement:
-        """Where the present layout puts the sequence's pages."""
-        return self.placement_in(self._present.layout, sequence, sequence.owner)
 
     def placement_in(self, layout: Layout, sequence: Sequence, owner: RankId) -> KvPlacement:
-        """Where `layout` would put them if `owner` owned it."""
-        name = (layout, owner, sequence.rotation)
-        found = self._placements.get(name)
-        if found is None:
-            rule = self._capacities[layout].rule
-            found = rule.placement(num_ranks=self.num_ranks, owner=owner, rotation=sequence.rotation)
-            self._placements[name] = found
-        return found
+        """Where `layout` would put the sequence's pages if `owner` owned it."""
+        rule = self._capacities[layout].rule
+        return rule.placement(num_ranks=self.num_ranks, owner=owner, rotation=sequence.rotation)
 
     def capacity(self, layout: Layout) -> Capacity:
         """What the pools of all ranks hold in a layout."""
@@ -115,6 +121,11 @@ class Counts(Holding):
 
     def take(self, sequence: CountedSequence, placement: KvPlacement, pages: int) -> None:
         """The sequence now holds `pages` pages, as `placement` says; what it held before is free."""
+        if placement.alike and placement is sequence.where:
+            for rank in placement.owners:
+                self.used[rank] += pages - sequence.held_pages
+            sequence.held_pages = pages
+            return
         for rank, count in enumerate(self.change(sequence, placement, pages)):
             self.used[rank] += count
         sequence.where, sequence.held_pages = placement, pages
@@ -161,7 +172,7 @@ class Counts(Holding):
 
     def _affordable(self, placement: KvPlacement, held: int, wanted: int) -> int:
         """How many pages the sequence holds in the end, if it takes one after the other."""
-        if len(placement.owners) == 1 or placement.mode is KvMode.REPLICATED:
+        if placement.alike:
             return min(wanted, held + min(self.free(rank) for rank in placement.owners))
         taken = [0] * self.num_ranks
         for index in range(held, wanted):
