@@ -22,8 +22,9 @@ from splash_core.simulate.machine import Machine
 from splash_core.simulate.pilots import Pilot
 from splash_core.simulate.pricing import Pricing
 from splash_core.simulate.scheduled import ScheduledMachine
-from splash_core.simulate.station import ANY_STEPS, Station, Told, World
+from splash_core.simulate.station import Station
 from splash_core.simulate.workload import Request, Workload
+from splash_core.simulate.world import ANY_STEPS, Told, World
 
 
 class Detail(Enum):
@@ -196,19 +197,18 @@ class Cluster:
 
     # ------------------------------------------------------------------------- a request's life
 
-    def _leased(self, key: int, decode: Station) -> None:
-        del decode
+    def _leased(self, key: int) -> None:
         entry = self._open[key]
         assert entry.prefill is not None
         entry.prefill.add(entry.request)
 
-    def _prefilled(self, key: int, station: Station, pushed_s: float) -> None:
+    def _prefilled(self, key: int, group: str, pushed_s: float) -> None:
         entry = self._open[key]
-        if entry.decode is station:
+        assert entry.decode is not None
+        if entry.decode.name == group:
             self._first_token(entry)
             return
         size = self._pricing.prompt_bytes(entry.request.prompt_tokens)
-        assert entry.decode is not None
         entry.decode.inbound_bytes += size
         self._agenda.at(pushed_s, Order.LANDING, lambda: self._landed(entry, size))
 
@@ -219,14 +219,13 @@ class Cluster:
         entry.prefill.release(entry.request.key)
         self._first_token(entry)
         if entry.decode.land(entry.request.key):
-            self._finished(entry.request.key, entry.decode)
+            self._finished(entry.request.key)
 
     def _first_token(self, entry: _Open) -> None:
         self._hear(entry, -1)
         entry.times.first_s = self._agenda.now
 
-    def _finished(self, key: int, station: Station) -> None:
-        del station
+    def _finished(self, key: int) -> None:
         entry = self._open.pop(key)
         entry.times.finished_s = self._agenda.now
         self.ledger.finished.append(entry.times)

@@ -41,7 +41,9 @@ class Fleet:
     def __post_init__(self) -> None:
         if not self.capacities:
             reasons = "; ".join(self.infeasible.values())
-            raise Infeasible(f"no layout fits: {reasons}", nearest="more --ranks or more memory a rank")
+            raise Infeasible(
+                f"no layout fits: {reasons}", nearest="more --ranks, or --dtype fp8 where there is"
+            )
         served = {role for role, count in self.groups.items() if count > 0}
         if served not in ({Role.COMBINED}, {Role.PREFILL, Role.DECODE}):
             raise ConfigError(

@@ -5,61 +5,21 @@ steps begin. Invariant: whatever comes between takes effect at the end of the st
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from splash_core.dispatch.admission import Demand, GroupLoad
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.roles import Role
-from splash_core.simulate.agenda import Agenda, Order
-from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.ledger import Ledger, Switched
+from splash_core.simulate.agenda import Order
+from splash_core.simulate.ledger import Switched
 from splash_core.simulate.machine import Batch, Machine
 from splash_core.simulate.pilots import Pilot
 from splash_core.simulate.pricing import Pricing
+from splash_core.simulate.runs import Run
 from splash_core.simulate.strides import Stride
 from splash_core.simulate.workload import Request
-
-ANY_STEPS = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """Whom a group tells what has become of a request."""
-
-    leased: Callable[[int, "Station"], None]
-    """Pages are promised."""
-    prefilled: Callable[[int, "Station", float], None]
-    """The prompt is computed; its last pages have left at the time given."""
-    finished: Callable[[int, "Station"], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """What all groups of a run share."""
-
-    fleet: Fleet
-    agenda: Agenda
-    ledger: Ledger
-    told: Told
-    most_steps: int = ANY_STEPS
-    """At most so many steps at once."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """Steps under way."""
-
-    batch: Batch
-    layout: Layout
-    stride: Stride
-    total: int
-    """Steps until the next boundary."""
-    done: int = 0
-    """Of those, how many the machine knows to have ended."""
-    fresh: dict[int, float] = field(default_factory=dict[int, float])
-    """When the last token of each row that has just joined came."""
+from splash_core.simulate.world import World
 
 
 class Station:
@@ -80,7 +40,7 @@ class Station:
         self._ledger = world.ledger
         self._pricing = Pricing(model=world.fleet.model)
         self._queue: deque[tuple[Request, Demand]] = deque()
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._turn = 0
         self._booked = False
         self._link_free_s = 0.0
@@ -200,7 +160,7 @@ class Station:
         if total > 1:
             total = stride.first_end_from(self.pilot.next_look_s)
         fresh = {row.key: self._last_token.pop(row.key) for row in batch.rows if row.key in self._last_token}
-        self._run = _Run(batch, layout, stride, total, fresh=fresh)
+        self._run = Run(batch, layout, stride, total, fresh=fresh)
         self._book(stride.end(total))
 
     def _end_run(self) -> None:
@@ -215,10 +175,10 @@ class Station:
         for key in ended.prefilled:
             if self.role is not Role.PREFILL:
                 self._last_token[key] = self._agenda.now
-            self._world.told.prefilled(key, self, self._link_free_s)
+            self._world.told.prefilled(key, self.name, self._link_free_s)
         for key in ended.finished:
             self._last_token.pop(key, None)
-            self._world.told.finished(key, self)
+            self._world.told.finished(key)
 
     def _catch_up(self) -> None:
         """Tell the machine which steps have ended, so that it can answer for this moment."""
@@ -231,20 +191,11 @@ class Station:
             self.machine.advance(ended - run.done)
             run.done = ended
 
-    def _count(self, run: _Run, end: int) -> None:
+    def _count(self, run: Run, end: int) -> None:
         """Enter steps `run.done` … `end`-1 into the ledger."""
         self._ledger.steps[run.layout] += end - run.done
-        drawing = (
-            0 if self.role is Role.PREFILL else sum(row.samples for row in run.batch.rows if row.count == 1)
-        )
-        first = run.stride.end(1)
-        for last_token in run.fresh.values():
-            self._ledger.gap(first - last_token)
-        for index, (steps, step_s) in enumerate(run.stride.durations(run.done, end)):
-            joined = len(run.fresh) if index == 0 else 0
-            if steps * drawing > joined:
-                self._ledger.gap(step_s, steps * drawing - joined)
-        run.fresh = {}
+        if self.role is not Role.PREFILL:
+            run.enter_gaps(self._ledger, end)
 
     def _pump(self) -> None:
         """Serve those who wait for pages, in order, while there is room."""
@@ -253,7 +204,7 @@ class Station:
             if not self.machine.reserve(request):
                 return
             self._queue.popleft()
-            self._world.told.leased(request.key, self)
+            self._world.told.leased(request.key)
 
     # -------------------------------------------------------------------------------- layouts
 
