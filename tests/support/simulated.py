@@ -17,7 +17,7 @@ from splash_core.simulate.workload import Request, Scale, Workload
 from tests.support.policy_cases import SMOL, cost_model
 
 PAIR = {Role.PREFILL: 1, Role.DECODE: 1}
-_QUICK = PolicyConfig(dwell_s=2.0, interval_s=1.0)
+_QUICK = PolicyConfig(dwell_s=2.0, interval_s=0.5)
 QUICK = PolicySet(prefill=_QUICK, decode=_QUICK)
 
 
