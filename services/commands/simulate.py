@@ -112,11 +112,9 @@ def simulate_command(
 
     Example: `splash simulate --workload rl-rollout --model deepseek-v3 --gpu h200 --ranks 8`
     """
-    if plot is not None:
-        new_figure(plot)  # before the work, not after it
+    _check(plot)
     scale = Scale(lengths=lengths, speed=speed, requests=requests or None)
     asked = _workload(workload, trace, scale, Size(requests=requests or 256, rate=rate, scale=scale), seed)
-    theta = _profile(profile, gpu, model, dtype)
     shape = Shape(
         groups=_groups(prefill_groups, decode_groups, combined_groups),
         chunk_tokens=chunk_tokens,
@@ -124,17 +122,23 @@ def simulate_command(
         handoff_bps=handoff_gbps * 1e9 or None,
         layouts=named_layouts(layouts),
     )
-    cost = _cost_model(model, theta, ranks)
+    cost = _cost_model(model, _profile(profile, gpu, model, dtype), ranks)
     fleet = _fleet(cost, shape, gpu, fraction=fraction, page_size=page_size, kv_bytes=kv_bytes)
     good = Objectives(ttft_s=ttft, itl_s=itl / 1e3)
     with stages(progress_console(), "simulate") as stage:
         found = compare(fleet, asked, load_policy(policy), objectives=good, progress=stage)
+    _show(found, plot, as_json=json)
+
+
+def _check(plot: Path | None) -> None:
+    """Whether it can be drawn, before the work rather than after it."""
+    if plot is not None:
+        new_figure(plot)
+
+
+def _show(found: Comparison, plot: Path | None, *, as_json: bool) -> None:
     if plot is not None:
         write_plot(found, plot)
-    _show(found, as_json=json)
-
-
-def _show(found: Comparison, *, as_json: bool) -> None:
     if as_json:
         emit(found.to_json(), as_json=True, text="")
     else:

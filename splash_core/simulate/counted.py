@@ -7,7 +7,7 @@ such steps are one. Batching, admission, owners and snapshots are the product's 
 
 from collections.abc import Sequence as Seq
 
-from splash_core.ids import RankId, RequestId
+from splash_core.ids import RankId, RequestId, SeqId
 from splash_core.layout.layout import RULES, KvHistory, Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.admission import Admission
@@ -41,13 +41,13 @@ class CountedMachine:
         self._roster = Roster()
         self._present = Present(layout=layout)
         self._counts = Counts(roster=self._roster, present=self._present, capacities=fleet.capacities)
-        common = {"roster": self._roster, "residency": self._counts}
-        self._owners = OwnerAssignment(**common, present=self._present)
-        self._admission = Admission(**common, present=self._present, pushes=_NoPushes(), config=config)
-        self._batcher = Batcher(**common, admission=self._admission, config=config)
-        self._views = LoadViews(
-            roster=self._roster, holding=self._counts, present=self._present, config=config
+        roster, counts, present = self._roster, self._counts, self._present
+        self._owners = OwnerAssignment(roster=roster, residency=counts, present=present)
+        self._admission = Admission(
+            roster=roster, residency=counts, present=present, pushes=_NoPushes(), config=config
         )
+        self._batcher = Batcher(roster=roster, residency=counts, admission=self._admission, config=config)
+        self._views = LoadViews(roster=roster, holding=counts, present=present, config=config)
         self._by_key: dict[int, CountedSequence] = {}
         self._rows: list[CountedSequence] = []
         self._samples: list[CountedSequence] = []
@@ -258,7 +258,7 @@ class CountedMachine:
                 break
         return False
 
-    def _settle(self, moved: Seq[CountedSequence], layout: Layout, owners: dict[int, RankId]) -> None:
+    def _settle(self, moved: Seq[CountedSequence], layout: Layout, owners: dict[SeqId, RankId]) -> None:
         for sequence in moved:
             sequence.owner = owners[sequence.seq]
             placement = self._counts.placement_in(layout, sequence, sequence.owner)

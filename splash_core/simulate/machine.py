@@ -18,7 +18,7 @@ class BatchRow(NamedTuple):
     """Rows of one request in a step."""
 
     key: int
-    count: int
+    num_rows: int
     context: int
     owner: int
     samples: int
@@ -39,7 +39,7 @@ class Batch:
     @property
     def decodes(self) -> bool:
         """True when no request has more than one row."""
-        return all(row.count <= 1 for row in self.rows)
+        return all(row.num_rows <= 1 for row in self.rows)
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ class Pricing:
         decode = batch.decodes
         if decode and all(row.samples for row in batch.rows):
             return self.decode_s(self.decode_loads(batch).at(0), layout)
-        rows = (Rows(row.count, row.context, row.owner, samples=row.samples) for row in batch.rows)
+        rows = (Rows(row.num_rows, row.context, row.owner, samples=row.samples) for row in batch.rows)
         load = Load.of(rows, num_ranks=self.model.num_ranks, top_k=self.model.top_k)
         return self.model.predict(RULES[layout], load, decode=decode).step_s
 

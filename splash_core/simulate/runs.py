@@ -27,7 +27,7 @@ class Run:
 
         A prompt's first token has none before it, and one that is computed again is left out.
         """
-        drawing = sum(row.samples for row in self.batch.rows if row.count == 1)
+        drawing = sum(row.samples for row in self.batch.rows if row.num_rows == 1)
         first = self.stride.end(1)
         for last_token_s in self.fresh.values():
             ledger.gap(first - last_token_s)

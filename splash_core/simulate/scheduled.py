@@ -84,18 +84,21 @@ class ScheduledMachine:
     def land(self, key: int) -> bool:
         """A promised prompt has arrived, with its first token; True when that was the last one too."""
         grant = self._grants.pop(key)
-        lease = {"attempt": grant.attempt, "incarnation": grant.incarnation, "writer": _WRITER}
-        self._scheduler.claim(grant.lease, **lease)
+        self._scheduler.claim(
+            grant.lease, attempt=grant.attempt, incarnation=grant.incarnation, writer=_WRITER
+        )
         request = self._requests[grant.seq]
         events = self._scheduler.landed(
             Completion(
                 lease=grant.lease,
+                attempt=grant.attempt,
+                incarnation=grant.incarnation,
+                writer=_WRITER,
                 num_tokens=request.prompt_tokens,
                 checksum=grant.checksum,
                 written=Written.whole(len(grant.pages), self._arena),
                 first_token=_token(request, 1),
                 first_position=request.prompt_tokens,
-                **lease,
             )
         )
         ended = any(isinstance(event, FinishedEvent) for event in events)

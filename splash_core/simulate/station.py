@@ -263,7 +263,7 @@ class Station:
 
     def _push(self, batch: Batch) -> None:
         """What a step has computed leaves at once, after what left before it."""
-        size = self._pricing.prompt_bytes(sum(row.count for row in batch.rows))
+        size = self._pricing.prompt_bytes(sum(row.num_rows for row in batch.rows))
         begin = max(self._link_free_s, self._agenda.now)
         latency = self._fleet.model.profile.collective_latency_s
         self._link_free_s = begin + latency + size / self._rate_bps

@@ -15,11 +15,11 @@ _SLACK_S = 1e-12
 
 
 class Stretch(NamedTuple):
-    """`count` steps whose times grow evenly."""
+    """Steps whose times grow evenly."""
 
     first: int
     """Steps before it."""
-    count: int
+    num_steps: int
     step_s: float
     """Of its first step."""
     slope_s: float
@@ -65,7 +65,7 @@ class Stride:
     def steps(self) -> int:
         """How many there are."""
         last = self.stretches[-1]
-        return last.first + last.count
+        return last.first + last.num_steps
 
     def end(self, steps: int) -> float:
         """When the first `steps` steps (at least one) have ended."""
@@ -86,7 +86,7 @@ class Stride:
         """`(steps, mean seconds)` of steps `begin` … `end`-1, at most one entry a stretch."""
         entries: list[tuple[int, float]] = []
         for stretch in self.stretches:
-            low, high = max(begin, stretch.first), min(end, stretch.first + stretch.count)
+            low, high = max(begin, stretch.first), min(end, stretch.first + stretch.num_steps)
             if low < high:
                 lasting = stretch.lasting(high - stretch.first) - stretch.lasting(low - stretch.first)
                 entries.append((high - low, lasting / (high - low)))

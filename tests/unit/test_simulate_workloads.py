@@ -108,4 +108,4 @@ def test_a_bad_trace_is_refused_with_its_line(line: str, words: str) -> None:
 @pytest.mark.parametrize("field", ["lengths", "speed"])
 def test_a_scale_is_above_zero(field: str) -> None:
     with pytest.raises(ConfigError, match=f"{field} must be above 0"):
-        Scale(**{field: 0.0})
+        Scale(**{field: 0.0})  # type: ignore[arg-type]
