@@ -59,6 +59,7 @@ def _draw_load(axes: Any, comparison: Comparison) -> None:
     ):
         axes.step(*in_system(summary.ledger), style, where="post", label=name)
     axes.set(title=f"{comparison.workload}: requests in the system", ylabel="requests")
+    axes.margins(x=0)
     axes.legend(loc="upper right")
 
 

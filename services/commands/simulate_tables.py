@@ -8,19 +8,8 @@ from rich.table import Table
 from splash_core.simulate.comparison import Comparison, Summary
 
 _SHOWN_SWITCHES = 12
-_COLUMNS = (
-    "run",
-    "makespan s",
-    "tokens/s",
-    "TTFT p50 s",
-    "p99",
-    "ITL p50 ms",
-    "p99",
-    "good",
-    "switches",
-    "exposed s",
-    "policy takes",
-)
+_WORDS = ("run", "group", "from", "to")
+"""Columns that are no numbers."""
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
@@ -33,6 +22,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
         f"ranks, θ of {profile.name} ({profile.provenance.source})"
     )
     yield _runs(comparison)
+    yield _latencies(comparison)
     for layout, reason in fleet.infeasible.items():
         yield f"{layout} is not feasible: {reason}"
     refused = comparison.policy.ledger.refused
@@ -45,40 +35,57 @@ def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
     )
 
 
-def _runs(comparison: Comparison) -> Table:
-    table = Table(title="Runs", title_justify="left")
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "run" else "right")
-    table.add_row(*_row("policy", comparison.policy), "")
+def _summaries(comparison: Comparison) -> Iterator[tuple[str, Summary, str]]:
+    """Each run's name and figures, and by how much longer than it the policy takes."""
+    yield "policy", comparison.policy, ""
     for layout, summary in comparison.fixed.items():
-        table.add_row(*_row(layout.value, summary), f"{comparison.against(layout):+.1%}")
-    table.add_row(*_row("oracle", comparison.oracle), f"{comparison.regret:+.1%}")
+        yield layout.value, summary, f"{comparison.against(layout):+.1%}"
+    yield "oracle", comparison.oracle, f"{comparison.regret:+.1%}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name in _WORDS else "right")
     return table
 
 
-def _row(name: str, summary: Summary) -> tuple[str, ...]:
-    figures = summary.to_json()
-    ttft, itl = figures["ttft_s"], figures["itl_s"]
-    return (
-        name,
-        f"{figures['makespan_s']:,.1f}",
-        f"{figures['tokens_per_s']:,.0f}",
-        f"{ttft['p50']:.3f}",
-        f"{ttft['p99']:.3f}",
-        f"{itl['p50'] * 1e3:.1f}",
-        f"{itl['p99'] * 1e3:.1f}",
-        f"{figures['goodput']['share']:.0%}",
-        f"{figures['switches']}",
-        f"{figures['exposed_s']:.3f}",
-    )
+def _runs(comparison: Comparison) -> Table:
+    table = _table("Runs", "run", "makespan s", "policy takes", "tokens/s", "good", "switches", "exposed s")
+    for name, summary, against in _summaries(comparison):
+        figures = summary.to_json()
+        table.add_row(
+            name,
+            f"{figures['makespan_s']:,.1f}",
+            against,
+            f"{figures['tokens_per_s']:,.0f}",
+            f"{figures['goodput']['share']:.0%}",
+            f"{figures['switches']}",
+            f"{figures['exposed_s']:.3f}",
+        )
+    return table
+
+
+def _latencies(comparison: Comparison) -> Table:
+    table = _table("Latencies", "run", "TTFT p50 s", "p99 s", "ITL p50 ms", "p99 ms", "mean request s")
+    for name, summary, _ in _summaries(comparison):
+        figures = summary.to_json()
+        ttft, itl = figures["ttft_s"], figures["itl_s"]
+        table.add_row(
+            name,
+            f"{ttft['p50']:.3f}",
+            f"{ttft['p99']:.3f}",
+            f"{itl['p50'] * 1e3:.1f}",
+            f"{itl['p99'] * 1e3:.1f}",
+            f"{figures['mean_latency_s']:.2f}",
+        )
+    return table
 
 
 def _switches(summary: Summary) -> Table:
     switches = summary.ledger.switches
     more = f", the first {_SHOWN_SWITCHES}" if len(switches) > _SHOWN_SWITCHES else ""
-    table = Table(title=f"Switches of the policy: {len(switches)}{more}", title_justify="left")
-    for name in ("time s", "group", "from", "to", "exposed ms"):
-        table.add_column(name, justify="left" if name in ("group", "from", "to") else "right")
+    table = _table(f"Switches of the policy: {len(switches)}{more}", "time s", *_WORDS[1:], "exposed ms")
     for switch in switches[:_SHOWN_SWITCHES]:
         table.add_row(
             f"{switch.time_s:,.2f}",
