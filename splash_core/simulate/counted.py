@@ -14,13 +14,13 @@ from splash_core.scheduling.admission import Admission
 from splash_core.scheduling.batching import Batcher
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
-from splash_core.scheduling.load_views import KvTokens, LoadViews
+from splash_core.scheduling.load_views import LoadViews
 from splash_core.scheduling.owners import OwnerAssignment
 from splash_core.scheduling.roles import RULES_OF_ROLE
 from splash_core.scheduling.sequence import Roster, SeqState
 from splash_core.simulate.counts import CountedSequence, Counts
 from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.machine import Batch, BatchRow, Ended
+from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised
 from splash_core.simulate.workload import Request
 from splash_core.spec.request import SamplingParams
 
@@ -52,6 +52,8 @@ class CountedMachine:
         self._rows: list[CountedSequence] = []
         self._samples: list[CountedSequence] = []
         self._moving = False
+        self._promised: Promised | None = None
+        """Kept until somebody comes, goes, starts or is preempted, or the layout changes."""
 
     @property
     def layout(self) -> Layout:
@@ -116,13 +118,16 @@ class CountedMachine:
             pages = self._counts.capacity(layout).pages
             return f"{self.layout} → {layout}: not all histories fit into pools of {pages} pages"
         self._present.layout = layout
-        self._moving = True
+        self._moving, self._promised = True, None
         return ""
 
     def begin(self, most: int) -> Batch | None:
         """The next step, or up to `most` of one shape; None when there is nothing to run."""
+        waiting = self._roster.within(SeqState.WAITING)
         relocated = 0 if self._moving else self._relocate()
         chosen = self._batcher.fill()
+        if waiting != self._roster.within(SeqState.WAITING):
+            self._promised = None
         moves = self._moving = self._moving or relocated > 0
         if not chosen and not moves:
             return None
@@ -168,9 +173,12 @@ class CountedMachine:
         self._samples, self._moving = [], False
         return ended
 
-    def kv_tokens(self) -> KvTokens:
-        """Tokens used, offered and promised."""
-        return self._views.kv_tokens()
+    def promised(self) -> Promised:
+        """What the router asks for."""
+        if self._promised is None:
+            tokens = self._views.kv_tokens()
+            self._promised = Promised(tokens.total, tokens.projected)
+        return self._promised
 
     def stray_pages(self) -> list[int]:
         """Pages on each rank that no sequence holds: all 0."""
@@ -206,10 +214,12 @@ class CountedMachine:
         )
 
     def _enter(self, sequence: CountedSequence) -> None:
+        self._promised = None
         self._roster.put(sequence)
         self._by_key[sequence.key] = sequence
 
     def _drop(self, sequence: CountedSequence) -> None:
+        self._promised = None
         self._counts.drop_pages(sequence)
         self._roster.remove(sequence.seq)
         del self._by_key[sequence.key]

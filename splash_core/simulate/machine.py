@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
-from splash_core.scheduling.load_views import KvTokens
 from splash_core.simulate.workload import Request
 
 
@@ -22,6 +21,15 @@ class BatchRow(NamedTuple):
     context: int
     owner: int
     samples: int
+
+
+class Promised(NamedTuple):
+    """Tokens of distinct history."""
+
+    total: int
+    """That the pools hold in the present layout."""
+    projected: int
+    """That everything admitted may come to hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,6 @@ class Machine(Protocol):
         """The last `steps` steps have ended."""
         ...
 
-    def kv_tokens(self) -> KvTokens:
-        """Tokens used, offered and promised."""
+    def promised(self) -> Promised:
+        """What the router asks for."""
         ...

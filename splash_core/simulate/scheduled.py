@@ -14,11 +14,10 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import FinishedEvent, PrefilledEvent, SwitchDeferred
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.leases import Completion, Grant
-from splash_core.scheduling.load_views import KvTokens
 from splash_core.scheduling.step import SampledToken, SequenceStep, StepPlan, StepResult
 from splash_core.scheduling.written import Written
 from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.machine import Batch, BatchRow, Ended
+from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised
 from splash_core.simulate.workload import Request
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Refusal
@@ -160,9 +159,10 @@ class ScheduledMachine:
         self._plan = None
         return ended
 
-    def kv_tokens(self) -> KvTokens:
-        """Tokens used, offered and promised."""
-        return self._scheduler.kv_tokens()
+    def promised(self) -> Promised:
+        """What the router asks for."""
+        tokens = self._scheduler.kv_tokens()
+        return Promised(tokens.total, tokens.projected)
 
     def check(self) -> None:
         """Prove the scheduler's invariants."""

@@ -96,7 +96,7 @@ class Station:
     def load(self) -> GroupLoad:
         """The group as the router sees it."""
         if self._load is None:
-            tokens = self.machine.kv_tokens()
+            tokens = self.machine.promised()
             self._load = GroupLoad(
                 address=self.name,
                 group=self.name,
