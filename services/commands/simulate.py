@@ -16,6 +16,7 @@ from services.commands.plan import (
     Json,
     Layouts,
     PageSize,
+    Profile,
     chosen_dtype,
     load_spec,
 )
@@ -28,6 +29,7 @@ from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.errors import ConfigError
 from splash_core.layout.catalog import named_layouts
+from splash_core.leader.profile_file import read_profile
 from splash_core.policy.config import load_policy
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.comparison import Comparison, Objectives, compare
@@ -50,9 +52,6 @@ Trace = Annotated[
     Path | None, typer.Option("--trace", help="JSON lines with timestamp [ms], input_length, output_length.")
 ]
 PolicyOption = Annotated[str, typer.Option("--policy", help="off, auto, or a TOML file.")]
-Profile = Annotated[
-    Path | None, typer.Option("--profile", help="θ, as written by `splash calibrate`; else that of --gpu.")
-]
 ModelName = Annotated[str, typer.Option("--model", help="As in `splash plan`.")]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of each group.")]
 PrefillGroups = Annotated[int, typer.Option("--prefill-groups", min=1, help="Groups that compute prompts.")]
@@ -162,12 +161,13 @@ def _workload(name: str, trace: Path | None, scale: Scale, size: Size, seed: int
 
 def _profile(path: Path | None, gpu: str, model: str, dtype: str) -> HardwareProfile:
     if path is not None:
-        return HardwareProfile.from_json(path.read_text(encoding="utf-8"))
+        return read_profile(path)
     device = named_gpu(gpu)
     return analytical_profile(device, dtype=chosen_dtype(dtype.lower(), load_spec(model), device))
 
 
 def _cost_model(model: str, theta: HardwareProfile, ranks: int) -> CostModel:
+    theta.check_group(device=theta.device, dtype=theta.dtype, ranks=ranks)
     return CostModel(
         spec=load_spec(model), precision=named_precision(theta.dtype), profile=theta, num_ranks=ranks
     )
@@ -178,7 +178,7 @@ def _fleet(
 ) -> Fleet:
     if kv_bytes:
         return fleet_of_room(model, kv_bytes=kv_bytes, page_size=page_size, shape=shape)
-    device = named_gpu(gpu)
+    device = named_gpu("cpu" if model.profile.device == "cpu" else gpu)
     deployment = Deployment(
         precision=model.precision,
         num_ranks=model.num_ranks,
