@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "policy": "See, check, set and compare the layout policy of a deployment.",
     "plan": "What a model needs and which layouts fit, without weights or GPU.",
     "calibrate": "Measure what predicts step times on a group's devices, as a profile.",
+    "simulate": "A workload under the policy, fixed layouts and an oracle, without GPU.",
     "bench": "Measure, and write tables with machine, commit and settings.",
     "audit": "Every page: owner, lease, writer.",
     "doctor": "Check versions, libraries, ports, rails, the transport, and a running cluster.",

@@ -16,7 +16,7 @@ from splash_core.layout.layout import RULES, KvPlacement, Layout
 from splash_core.layout.ownership import PageTable, wanted_ranks
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
-from splash_core.scheduling.residency import spread
+from splash_core.scheduling.holding import spread
 from splash_core.scheduling.step import DrawnToken, NewSequence, SequenceStep, StepPlan, TableUpdate
 from splash_core.spec.model import ModelSpec
 from splash_core.spec.request import SamplingParams

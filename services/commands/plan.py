@@ -72,7 +72,7 @@ def plan_command(
     spec, device = load_spec(model), named_gpu(gpu)
     if not 0 < fraction <= 1:
         raise ConfigError(f"--fraction must be above 0 and at most 1, got {fraction}")
-    precision = named_precision(_dtype(dtype.lower(), spec, device))
+    precision = named_precision(chosen_dtype(dtype.lower(), spec, device))
     measured = None if profile is None else read_profile(profile)
     if measured is not None:
         on = "cpu" if device.name == "cpu" else "cuda"
@@ -117,7 +117,12 @@ def load_spec(model: str) -> ModelSpec:
     return named_spec(model)
 
 
-def _dtype(dtype: str, spec: ModelSpec, gpu: GpuSpec) -> str:
+def chosen_dtype(dtype: str, spec: ModelSpec, gpu: GpuSpec) -> str:
+    """Element types by name; `auto` is what the device and the checkpoint suggest.
+
+    Raises:
+        ConfigError: the name is unknown; lists the known ones.
+    """
     if dtype not in (*PRECISIONS, "auto"):
         raise ConfigError(f"--dtype {dtype!r} is not known; name one of auto, {', '.join(PRECISIONS)}")
     if dtype != "auto":

@@ -11,7 +11,11 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.router.admission import (
+from services.router.attempt import AttemptFailed, AttemptHooks, attempt, score
+from services.router.events import Finished, SequenceEvent, SequenceJob
+from services.router.registry import Charge, Registry, no_worker
+from services.router.timeline import Timeline
+from splash_core.dispatch.admission import (
     Demand,
     QueueLimits,
     QueueLoad,
@@ -19,11 +23,7 @@ from services.router.admission import (
     refuse_entry,
     retry_after_s,
 )
-from services.router.attempt import AttemptFailed, AttemptHooks, attempt, score
-from services.router.events import Finished, SequenceEvent, SequenceJob
-from services.router.placement import NoRoom, Placement, place, place_scoring
-from services.router.registry import Charge, Registry, no_worker
-from services.router.timeline import Timeline
+from splash_core.dispatch.placement import NoRoom, Placement, place, place_scoring
 from splash_core.errors import Overloaded, SplashError, Unavailable
 
 _KEPT_TIMELINES = 1024

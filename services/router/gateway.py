@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from services.router.admission import DeploymentLimits
 from services.router.answers import Header
 from services.router.config import RouterConfig
 from services.router.dispatch import Dispatcher
@@ -28,6 +27,7 @@ from services.router.registry import Registry, no_worker
 from services.router.schemas import DetokenizeBody, TokenizeBody, read
 from services.router.tokenizer import Tokenizer
 from services.router.validate import RequestReader, Work
+from splash_core.dispatch.admission import DeploymentLimits
 from splash_core.errors import DeadlineExceeded, InvalidRequest, InvariantBroken, SplashError
 
 _LOG = logging.getLogger("splash.router")

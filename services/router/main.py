@@ -18,7 +18,6 @@ from starlette.applications import Starlette
 
 from services.listening import listen
 from services.router.admin import Admin
-from services.router.admission import QueueLimits
 from services.router.config import RouterConfig
 from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.gateway import Gateway, Sources
@@ -30,6 +29,7 @@ from services.router.registry import Registry, Served
 from services.router.tokenizer import Tokenizer, read_eos_ids
 from services.router.validate import ReaderSettings, RequestReader
 from services.router.worker import GrpcWorker
+from splash_core.dispatch.admission import QueueLimits
 
 _SEED_BITS = 63
 _DRAIN_POLL_S = 0.05

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.router.admission import Demand, DeploymentLimits, GroupLimits, GroupLoad, pair_limits
 from services.router.pairing import compatible, why_not_ready
-from services.router.placement import Pair
 from services.router.records import GroupRecord
 from services.router.worker import Worker
+from splash_core.dispatch.admission import Demand, DeploymentLimits, GroupLimits, GroupLoad, pair_limits
+from splash_core.dispatch.placement import Pair
 from splash_core.errors import DeadlineExceeded, NotFound, SplashError, Unavailable
 from splash_core.leader.fingerprint import same_checkpoint
 from splash_core.pb import common_pb2, control_pb2

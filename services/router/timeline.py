@@ -15,7 +15,7 @@ sequence that has ended add up to its total exactly, whatever the other clocks s
 from collections.abc import Callable
 from typing import Any
 
-from services.router.placement import Placement
+from splash_core.dispatch.placement import Placement
 from splash_core.pb import decode_pb2, prefill_pb2
 
 STAGES = ("queue_s", "prefill_s", "transfer_s", "wait_s", "decode_s")

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.router.admission import DeploymentLimits
 from services.router.answers import ChatFormat, CompletionFormat, Echo, Format
 from services.router.events import SequenceJob
 from services.router.sampling import SamplingReader, Wanted, stop_strings
 from services.router.schemas import Body, ChatBody, CompletionBody, Message, TokenizeBody, read_generation
 from services.router.sequence import TextRules
 from services.router.tokenizer import TextTooLong, Tokenizer
+from splash_core.dispatch.admission import DeploymentLimits
 from splash_core.errors import ContextTooLong, InvalidRequest, NotFound
 
 _COMPLETION_TOKENS = 16

@@ -6,7 +6,7 @@ O(T) per layout, however large the batch.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 _MAX_KEYS = 1 << 62
@@ -54,15 +54,22 @@ class OwnerLoad:
     @classmethod
     def of(cls, item: Rows, *, top_k: int | None) -> "OwnerLoad":
         """The sums of one request."""
-        rows, context = item.rows, item.context
-        pairs = rows * context + rows * (rows + 1) / 2
-        keys = item.visits * context + rows * (item.visits + 1) / 2
-        limit = _MAX_KEYS if top_k is None else top_k
-        # Rows before position `limit` see all their keys, the others `limit` of them.
-        short = min(max(limit - context, 0), rows)
-        chosen = short * context + short * (short + 1) / 2 + (rows - short) * limit
-        runs = item.visits if rows > 1 else 0
-        return cls(rows, pairs, chosen, keys, min(keys, chosen), item.samples, runs)
+        return cls(*_sums(item, _MAX_KEYS if top_k is None else top_k))
+
+
+_SUMS = fields(OwnerLoad)
+
+
+def _sums(item: Rows, limit: int) -> tuple[float, ...]:
+    """As the fields of `OwnerLoad`."""
+    rows, context = item.rows, item.context
+    pairs = rows * context + rows * (rows + 1) / 2
+    keys = item.visits * context + rows * (item.visits + 1) / 2
+    # Rows before position `limit` see all their keys, the others `limit` of them.
+    short = min(max(limit - context, 0), rows)
+    chosen = short * context + short * (short + 1) / 2 + (rows - short) * limit
+    runs = item.visits if rows > 1 else 0
+    return rows, pairs, chosen, keys, min(keys, chosen), item.samples, runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +90,13 @@ class Load:
             steps: steps over which the rows are spread.
             top_k: most keys a row attends to, for sparse attention.
         """
-        owners = [OwnerLoad()] * num_ranks
+        limit = _MAX_KEYS if top_k is None else top_k
+        sums = [[0.0] * len(_SUMS) for _ in range(num_ranks)]
         for item in items:
-            rank = item.owner % num_ranks
-            owners[rank] = owners[rank].plus(OwnerLoad.of(item, top_k=top_k))
-        return cls(owners=tuple(owners), steps=max(steps, 1))
+            mine = sums[item.owner % num_ranks]
+            for index, value in enumerate(_sums(item, limit)):
+                mine[index] += value
+        return cls(owners=tuple(OwnerLoad(*mine) for mine in sums), steps=max(steps, 1))
 
     def with_rows(self, items: Iterable[Rows], *, steps: int, top_k: int | None = None) -> "Load":
         """This load and the rows of more requests, in `steps` steps."""

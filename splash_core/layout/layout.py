@@ -8,6 +8,7 @@ Nothing else in the code base knows what "TP" or "DOP" means, except one file ea
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 
 from splash_core.ids import RankId
@@ -88,6 +89,11 @@ class KvPlacement:
         if not self.owners or len(set(self.owners)) != len(self.owners):
             raise ValueError(f"owners must be distinct and at least one, got {self.owners}")
 
+    @property
+    def alike(self) -> bool:
+        """True when every owner holds every page."""
+        return len(self.owners) == 1 or self.mode is KvMode.REPLICATED
+
     def ranks_of_page(self, index: int) -> tuple[RankId, ...]:
         """The ranks that hold page `index` (0-based) of the request."""
         if self.mode is KvMode.REPLICATED:
@@ -120,12 +126,18 @@ class LayoutRule:
 
     def placement(self, *, num_ranks: int, owner: RankId, rotation: int) -> KvPlacement:
         """The placement of a request whose preferred owner is `owner`."""
-        everyone = tuple(RankId(rank) for rank in range(num_ranks))
-        if self.history is KvHistory.ALL:
-            return KvPlacement(owners=everyone, mode=KvMode.REPLICATED)
-        if self.history is KvHistory.OWNER:
-            return KvPlacement(owners=(owner,), mode=KvMode.STRIPED)
-        return KvPlacement(owners=everyone, mode=KvMode.STRIPED, rotation=rotation)
+        return _placement(self.history, num_ranks, owner, rotation)
+
+
+@lru_cache(maxsize=1024)
+def _placement(history: KvHistory, num_ranks: int, owner: RankId, rotation: int) -> KvPlacement:
+    """Schedulers ask for the same few again and again."""
+    everyone = tuple(RankId(rank) for rank in range(num_ranks))
+    if history is KvHistory.ALL:
+        return KvPlacement(owners=everyone, mode=KvMode.REPLICATED)
+    if history is KvHistory.OWNER:
+        return KvPlacement(owners=(owner,), mode=KvMode.STRIPED)
+    return KvPlacement(owners=everyone, mode=KvMode.STRIPED, rotation=rotation)
 
 
 def _rule(layout: Layout, history: KvHistory, *, replicated: Collection[Matrix]) -> LayoutRule:

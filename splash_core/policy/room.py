@@ -100,6 +100,9 @@ class Room:
         return range(len(self.used))
 
     def _take(self, tokens: int, owner: int) -> None:
+        if self.history is KvHistory.OWNER:
+            self.used[owner % len(self.used)] += -(-tokens // self.page_size)
+            return
         pages = self._pages_per_holder(tokens)
         for rank in self._holders(owner):
             self.used[rank] += pages

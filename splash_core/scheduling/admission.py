@@ -4,13 +4,14 @@ A sequence is charged on each rank with the pages that it will hold there once i
 asked for. Admission keeps charges within the pool, so that without a switch nothing is ever preempted.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from splash_core.ids import PageId, RankId
 from splash_core.layout.layout import KvMode, KvPlacement
 from splash_core.scheduling.config import SchedulerConfig
-from splash_core.scheduling.pushes import PushBook
-from splash_core.scheduling.residency import Present, Residency, spread
+from splash_core.scheduling.holding import Holding, Present, spread
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
@@ -26,6 +27,15 @@ class Load:
     """Sequences that prefer each rank as owner."""
 
 
+class Leaving(Protocol):
+    """Pages on their way out of the group."""
+
+    @property
+    def left_over(self) -> Collection[PageId]:
+        """Pages without a sequence that are still being pushed."""
+        ...
+
+
 class Admission:
     """Judges room for sequences that do not hold pages yet."""
 
@@ -33,9 +43,9 @@ class Admission:
         self,
         *,
         roster: Roster,
-        residency: Residency,
+        residency: Holding,
         present: Present,
-        pushes: PushBook,
+        pushes: Leaving,
         config: SchedulerConfig,
     ) -> None:
         self.quarantine: list[PageId] = []
@@ -53,7 +63,7 @@ class Admission:
         size = residency.num_ranks
         load = Load(charged=[0] * size, due=[0] * size, owned=[0] * size)
         for page in (*self.quarantine, *self._pushes.left_over):
-            for rank in residency.table.ranks(page):
+            for rank in residency.ranks(page):
                 load.charged[rank] += 1
         for sequence in self._roster.active():
             load.owned[sequence.owner] += 1
@@ -133,8 +143,16 @@ class Admission:
                 load.charged[rank] += pages
             return
         placement = residency.placement(sequence)
-        projected = spread(placement, residency.pages_for(sequence.held_tokens), size)
-        needed = spread(placement, residency.pages_for(self.first_tokens(sequence)), size)
+        pages = residency.pages_for(sequence.held_tokens)
+        first = residency.pages_for(self.first_tokens(sequence))
+        if placement.alike and sequence.state is SeqState.RUNNING:
+            # In place, so the same on each owner.
+            charged, due = max(pages, sequence.num_pages), max(first - sequence.num_pages, 0)
+            for rank in placement.owners:
+                load.charged[rank] += charged
+                load.due[rank] += due
+            return
+        projected, needed = spread(placement, pages, size), spread(placement, first, size)
         held = residency.copies_per_rank(sequence)
         for rank in range(size):
             load.charged[rank] += max(projected[rank], held[rank])

@@ -11,12 +11,13 @@ from splash_core.scheduling.admission import Admission
 from splash_core.scheduling.audit import Views
 from splash_core.scheduling.batching import Batcher
 from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.holding import Present
 from splash_core.scheduling.intake import Intake
 from splash_core.scheduling.limits import max_request_tokens
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.plan_writer import PlanWriter
 from splash_core.scheduling.pushes import PushBook
-from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.results import Retirement
 from splash_core.scheduling.sequence import Roster
 from splash_core.scheduling.switching import Switcher

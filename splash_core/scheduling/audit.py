@@ -1,20 +1,20 @@
 """Where every slot of a group is, and what a policy may see of it: read-only views."""
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, GroupId, PageId, RankId
-from splash_core.layout.layout import RULES, Layout, shown_layouts
-from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
+from splash_core.layout.layout import Layout
 from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.holding import Present
 from splash_core.scheduling.leases import OpenLease
+from splash_core.scheduling.load_views import LoadViews
 from splash_core.scheduling.page_audit import PageAuditData, page_audit
 from splash_core.scheduling.pushes import OpenPush, PushBook
-from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.roles import Role
-from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+from splash_core.scheduling.sequence import Roster, SeqState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +51,14 @@ class GroupAuditData:
     """Borrowed slots that have held KV pages at least once since start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvTokens:
-    """Tokens of distinct history in a group."""
-
-    used: int
-    total: int
-    """What the pool holds in the present layout."""
-    projected: int
-    """Of everything admitted, prompt and projected output."""
-
-
-class Views:
+class Views(LoadViews):
     """Builds audits and snapshots from the scheduler's state."""
 
     def __init__(
         self, *, roster: Roster, residency: Residency, present: Present, config: SchedulerConfig
     ) -> None:
-        self._roster = roster
+        super().__init__(roster=roster, holding=residency, present=present, config=config)
         self._residency = residency
-        self._present = present
-        self._config = config
 
     def audit(
         self,
@@ -96,56 +83,6 @@ class Views:
             borrowed_pages_used=len(self._residency.borrowed_used),
         )
 
-    def kv_tokens(self) -> KvTokens:
-        """Tokens used, offered and promised."""
-        active = self._roster.active()
-        return KvTokens(
-            used=sum(sequence.cached for sequence in active),
-            total=self._residency.capacity(self._present.layout).distinct_tokens,
-            projected=sum(sequence.held_tokens for sequence in active),
-        )
-
-    def snapshot(
-        self,
-        *,
-        time_s: float,
-        queued: Seq[WaitingSequence],
-        infeasible: Mapping[Layout, str],
-        switch_pending: bool,
-        landing_bytes: int = 0,
-    ) -> Snapshot:
-        """What a policy may see.
-
-        Args:
-            time_s: now.
-            queued: requests that wait outside the scheduler (a decode leader's queue).
-            infeasible: why each layout that the group may not run is not feasible.
-            switch_pending: a switch is scheduled.
-            landing_bytes: of handoffs that come into the group.
-        """
-        running = self._roster.within(SeqState.RUNNING, SeqState.LANDED)
-        waiting = [self._waiting(sequence) for sequence in self._roster.within(SeqState.WAITING)]
-        computing = any(not sequence.decoding for sequence in running) or bool(waiting)
-        prefill = self._config.role is not Role.DECODE and (self._config.role is Role.PREFILL or computing)
-        return Snapshot(
-            time_s=time_s,
-            group=self._config.group,
-            phase=Phase.PREFILL if prefill else Phase.DECODE,
-            layout=self._present.layout,
-            num_ranks=self._residency.num_ranks,
-            page_size=self._residency.table.arena.page_size,
-            chunk_tokens=self._config.chunk_tokens,
-            running=self._running(running),
-            waiting=(*waiting, *queued),
-            pools={
-                layout: self._pool(layout, infeasible)
-                for layout in shown_layouts((*self._config.layouts, *infeasible))
-            },
-            owner_tokens=self._owner_tokens(),
-            pending_handoff_bytes=landing_bytes,
-            switch_pending=switch_pending,
-        )
-
     def _rank(self, rank: RankId) -> RankAuditData:
         table, arena = self._residency.table, self._residency.table.arena
         quarantined, precopied = table.quarantined(rank), table.ahead.count(rank)
@@ -160,52 +97,6 @@ class Views:
             quarantined=quarantined,
             precopied=precopied,
         )
-
-    def _running(self, sequences: Seq[Sequence]) -> tuple[RunningSequence, ...]:
-        budget = self._config.chunk_tokens - sum(sequence.decoding for sequence in sequences)
-        views: list[RunningSequence] = []
-        for sequence in sequences:
-            rows = 1
-            if not sequence.decoding:
-                rows = max(min(sequence.remaining, budget), 0)
-                budget -= rows
-            left = max(sequence.held_tokens - sequence.length, 0)
-            views.append(
-                RunningSequence(
-                    context_tokens=sequence.cached,
-                    step_rows=rows,
-                    remaining_prompt=0 if sequence.decoding else sequence.remaining,
-                    projected_output=left,
-                    owner=sequence.owner,
-                )
-            )
-        return tuple(views)
-
-    def _waiting(self, sequence: Sequence) -> WaitingSequence:
-        return WaitingSequence(
-            prompt_tokens=len(sequence.tokens),
-            projected_output=max(sequence.held_tokens - len(sequence.tokens), 0),
-        )
-
-    def _pool(self, layout: Layout, infeasible: Mapping[Layout, str]) -> LayoutPool:
-        table = self._residency.table
-        if layout not in self._config.layouts:
-            return LayoutPool(feasible=False, reason=infeasible.get(layout, "not among the group's layouts"))
-        free = min(
-            table.free_slots(RankId(rank), lent=RULES[layout].lends) for rank in range(table.num_ranks)
-        )
-        return LayoutPool(
-            feasible=True,
-            total_tokens=self._residency.capacity(layout).rank_tokens,
-            free_tokens=free * table.arena.page_size,
-        )
-
-    def _owner_tokens(self) -> tuple[int, ...]:
-        tokens = [0] * self._residency.num_ranks
-        for sequence in self._roster.active():
-            for rank, pages in enumerate(self._residency.copies_per_rank(sequence)):
-                tokens[rank] += pages * self._residency.table.arena.page_size
-        return tuple(tokens)
 
 
 def check_integrity(roster: Roster, residency: Residency, quarantine: Seq[PageId], pushes: PushBook) -> None:

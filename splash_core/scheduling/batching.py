@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from splash_core.ids import SeqId
 from splash_core.scheduling.admission import Admission
 from splash_core.scheduling.config import SchedulerConfig
-from splash_core.scheduling.residency import Residency
+from splash_core.scheduling.holding import Holding
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
@@ -36,7 +36,7 @@ class Batcher:
     """Fills a step with rows and gives them pages."""
 
     def __init__(
-        self, *, roster: Roster, residency: Residency, admission: Admission, config: SchedulerConfig
+        self, *, roster: Roster, residency: Holding, admission: Admission, config: SchedulerConfig
     ) -> None:
         self._roster = roster
         self._residency = residency
@@ -86,7 +86,7 @@ class Batcher:
         room = self._config.max_running - len(self._roster.active())
         waiting = self._roster.going_on(SeqState.WAITING)
         if waiting:
-            self._residency.table.settle()  # what a switch has left is theirs at once
+            self._residency.settle()  # what a switch has left is theirs at once
         for sequence in waiting:
             if budget <= 0 or room <= 0:
                 return

@@ -16,11 +16,12 @@ from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.assembly import assemble
-from splash_core.scheduling.audit import GroupAuditData, KvTokens, check_integrity
+from splash_core.scheduling.audit import GroupAuditData, check_integrity
 from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.load_views import KvTokens
 from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.sequence import SeqState

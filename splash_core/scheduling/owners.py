@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from splash_core.ids import RankId, SeqId
 from splash_core.layout.layout import KvHistory, LayoutRule
-from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.holding import Holding, Present
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 Owners = Mapping[SeqId, RankId]
@@ -16,7 +16,7 @@ NO_OWNERS: Owners = MappingProxyType({})
 class OwnerAssignment:
     """Keeps owners that hold a whole history; balances the ranks with the others."""
 
-    def __init__(self, *, roster: Roster, residency: Residency, present: Present) -> None:
+    def __init__(self, *, roster: Roster, residency: Holding, present: Present) -> None:
         self._roster = roster
         self._residency = residency
         self._present = present
@@ -42,7 +42,7 @@ class OwnerAssignment:
         for sequence in sequences:
             held = residency.copies_per_rank(sequence)
             weight = residency.pages_for(sequence.held_tokens if projected else sequence.length)
-            if keep and held[sequence.owner] == len(sequence.pages):
+            if keep and held[sequence.owner] == sequence.num_pages:
                 owners[sequence.seq] = sequence.owner
                 load[sequence.owner] += weight
             elif sequence.seq in promised:

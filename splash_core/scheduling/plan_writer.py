@@ -3,9 +3,10 @@
 from splash_core.ids import StepId
 from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
 from splash_core.scheduling.batching import Rows
+from splash_core.scheduling.holding import Present
 from splash_core.scheduling.mirror import MirrorDelta, Mirrors
 from splash_core.scheduling.precopy import AheadStep
-from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.sequence import Roster, Sequence
 from splash_core.scheduling.step import DrawnToken, SequenceStep, StepPlan
 from splash_core.scheduling.switching import Boundary

@@ -15,10 +15,11 @@ from splash_core.ids import PageId, RankId, SeqId, SlotId
 from splash_core.layout.layout import RULES, KvPlacement, Layout, Matrices
 from splash_core.layout.ownership import NO_SLOT
 from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.holding import Present
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopy_pace import PrecopyPace
-from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 from splash_core.scheduling.step import TableUpdate, TakenRows
 from splash_core.switch.difference import weight_primitives

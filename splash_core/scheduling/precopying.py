@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.holding import Present
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopy import AheadStep, Precopy
 from splash_core.scheduling.precopy_pace import LinkView, PrecopyPace, left_by_handoffs
-from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.sequence import Roster
 from splash_core.scheduling.step import StepResult, TakenRows
 from splash_core.switch.manifest import SwitchManifest, SwitchMode

@@ -11,8 +11,9 @@ from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.layout import KvPlacement, Layout, LayoutRule, Matrices
 from splash_core.layout.ownership import wanted_ranks
 from splash_core.scheduling.config import SchedulerConfig
+from splash_core.scheduling.holding import Present
 from splash_core.scheduling.owners import OwnerAssignment, Owners
-from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 from splash_core.switch.manifest import Refusal, SwitchManifest
 from splash_core.switch.planner import plan_switch

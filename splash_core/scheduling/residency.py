@@ -1,68 +1,36 @@
-"""Which pages sequences hold: growth by the layout's rule, and preemption when a rank is full.
-
-Precedence is age: only a younger sequence is ever preempted for an older one. So the oldest sequence
-always gets what it needs, as soon as pages in use outside the group come back, and every sequence that
-was admitted finishes.
-"""
+"""Which pages sequences hold: growth by the layout's rule, slots taken back, what lies in borrowed room."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
-from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.ids import PageId, RankId, SlotId
 from splash_core.layout.capacity import Capacity
-from splash_core.layout.layout import ORDINARY_ONLY, RULES, KvPlacement, Layout, LayoutRule, Matrices
+from splash_core.layout.layout import ORDINARY_ONLY, RULES, Layout, Matrices
 from splash_core.layout.ownership import PageTable
+from splash_core.scheduling.holding import Holding, Present, spread
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
-@dataclass(slots=True, kw_only=True)
-class Present:
-    """The layout that the next rows run in. Changes at step boundaries only."""
-
-    layout: Layout
-    epoch: Epoch = Epoch(0)
-
-    @property
-    def rule(self) -> LayoutRule:
-        """The layout's rule."""
-        return RULES[self.layout]
-
-    def runs(self, layout: Layout) -> bool:
-        """True when the group is in this layout already."""
-        return layout == self.layout
-
-
-class Residency:
-    """Gives pages to sequences and takes them away."""
+class Residency(Holding):
+    """Gives pages of a table to sequences and takes them away."""
 
     def __init__(self, *, table: PageTable, roster: Roster, mirrors: Mirrors, present: Present) -> None:
+        super().__init__(
+            roster=roster, present=present, num_ranks=table.num_ranks, page_size=table.arena.page_size
+        )
         self.table = table
         self.avoid_borrowed: Matrices = frozenset()
         """Matrices whose borrowed slots take no new page, because a switch waits for them to come free."""
-        self.wanted_ordinary: dict[RankId, int] = {}
-        """Free ordinary slots on each rank that a landing waits for."""
         self.borrowed_used: set[tuple[RankId, SlotId]] = set()
         """Borrowed slots that have held a page at least once."""
-        self._roster = roster
         self._mirrors = mirrors
-        self._present = present
         self._borrowed = frozenset(table.arena.borrowed)
-
-    @property
-    def num_ranks(self) -> int:
-        """T."""
-        return self.table.num_ranks
 
     @property
     def lent(self) -> Matrices:
         """Matrices whose borrowed slots new pages may lie in."""
         return self._present.rule.lends - self.avoid_borrowed
-
-    def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens fill."""
-        return -(-tokens // self.table.arena.page_size)
 
     def capacity(self, layout: Layout) -> Capacity:
         """What the pools of all ranks hold in a layout."""
@@ -79,11 +47,17 @@ class Residency:
         }
         return {rank: count for rank, count in lack.items() if count > 0}
 
-    def placement(self, sequence: Sequence) -> KvPlacement:
-        """Where the present layout puts the sequence's pages."""
-        return self._present.rule.placement(
-            num_ranks=self.num_ranks, owner=sequence.owner, rotation=sequence.rotation
-        )
+    def free_in(self, layout: Layout, rank: RankId) -> int:
+        """Free pages of a rank if the group were in `layout`, as things lie now."""
+        return self.table.free_slots(rank, lent=RULES[layout].lends)
+
+    def ranks(self, page: PageId) -> tuple[RankId, ...]:
+        """The ranks that hold a page."""
+        return self.table.ranks(page)
+
+    def settle(self) -> None:
+        """What a switch has left is free at once."""
+        self.table.settle()
 
     def extend(self, sequence: Sequence, tokens: int) -> int:
         """As `grow`, taking slots of copies ahead back as needed."""
@@ -114,31 +88,6 @@ class Residency:
         """Slots of copies ahead give way to new pages; False when some full rank has none."""
         full = [rank for rank in ranks if self.free(rank) == 0]
         return all(self.table.ahead.give_back(rank) for rank in full)
-
-    def secure(self, sequence: Sequence, tokens: int) -> bool:
-        """As `extend`, preempting younger sequences as needed; False when that does not suffice now."""
-        while self.extend(sequence, tokens) < tokens:
-            ranks = self.placement(sequence).ranks_of_page(len(sequence.pages))
-            full = [rank for rank in ranks if self.free(rank) == 0]
-            if not self.preempt_younger(sequence, full):
-                return False
-        return True
-
-    def preempt_younger(self, sequence: Sequence, ranks: Seq[RankId]) -> bool:
-        """Preempt the youngest sequence after `sequence` that holds something on one of `ranks`."""
-        for victim in reversed(self._roster.within(SeqState.RUNNING, SeqState.LANDED)):
-            if victim.seq <= sequence.seq:
-                return False
-            held = {rank for page in victim.pages for rank in self.table.ranks(page)}
-            if held.intersection(ranks):
-                self.preempt(victim)
-                return True
-        return False
-
-    def preempt(self, victim: Sequence) -> None:
-        """Back to waiting; its tokens are all known, so its KV is computed again later."""
-        self.drop_pages(victim)
-        victim.state = SeqState.WAITING
 
     def drop_pages(self, sequence: Sequence) -> None:
         """Give all pages back (pinned ones stay quarantined until unpinned) and forget the ranks' mirror."""
@@ -175,17 +124,6 @@ class Residency:
                 counts[rank] += 1
         return counts
 
-
-def spread(placement: KvPlacement, pages: int, num_ranks: int) -> list[int]:
-    """How many of a sequence's first `pages` pages its placement puts on each rank, `[T]`."""
-    counts = [0] * num_ranks
-    turns = len(placement.owners)
-    for index in range(min(turns, pages)):
-        ranks = placement.ranks_of_page(index)
-        for rank in ranks:
-            # Striped: page `index` and every turns-th after it. Replicated: every page, counted once.
-            if len(ranks) == 1:
-                counts[rank] += (pages - index - 1) // turns + 1
-            else:
-                counts[rank] = pages
-    return counts
+    def holders(self, sequence: Sequence) -> set[RankId]:
+        """Ranks that hold some page of the sequence."""
+        return {rank for page in sequence.pages for rank in self.table.ranks(page)}

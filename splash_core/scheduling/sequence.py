@@ -74,6 +74,11 @@ class Sequence:
         return min(self.length, last) - self.cached
 
     @property
+    def num_pages(self) -> int:
+        """Pages that it holds."""
+        return len(self.pages)
+
+    @property
     def num_generated(self) -> int:
         """Output tokens that are known."""
         return len(self.tokens) - self.num_prompt

@@ -11,12 +11,13 @@ from splash_core.errors import Conflict
 from splash_core.layout.layout import RULES, KvHistory, Layout, Matrices
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
+from splash_core.scheduling.holding import Present
 from splash_core.scheduling.mirror import Mirrors
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopying import AheadRecord, CopyingAhead
 from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.relocation import Relocator
-from splash_core.scheduling.residency import Present, Residency
+from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.sequence import Roster, SeqState
 from splash_core.scheduling.vacating import plan_vacating
 from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode

@@ -9,7 +9,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "splash_core"
-PURE = ("ids.py", "units.py", "errors.py", "spec", "layout", "switch", "cost", "policy", "scheduling")
+PURE = (
+    "ids.py",
+    "units.py",
+    "errors.py",
+    "spec",
+    "layout",
+    "switch",
+    "cost",
+    "policy",
+    "scheduling",
+    "dispatch",
+    "simulate",
+)
 ABSENT = ("torch", "numpy", "transformers", "safetensors", "grpc", "zmq", "google.protobuf", "httpx")
 IMPURE = {"time", "random", "secrets", "uuid", "socket", "os", "subprocess", "threading", "asyncio"}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission import (
+from splash_core.dispatch.admission import (
     Demand,
     DeploymentLimits,
     GroupLimits,

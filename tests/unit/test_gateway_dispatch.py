@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.router.admission import QueueLimits
 from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.events import Finished, SequenceEvent, SequenceJob, Tokens
 from services.router.merge import merged
 from services.router.registry import Registry
+from splash_core.dispatch.admission import QueueLimits
 from splash_core.errors import (
     ContextTooLong,
     DeadlineExceeded,

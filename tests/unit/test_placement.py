@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission import Demand, GroupLimits, GroupLoad
-from services.router.placement import NoRoom, Pair, Placement, place, place_scoring
+from splash_core.dispatch.admission import Demand, GroupLimits, GroupLoad
+from splash_core.dispatch.placement import NoRoom, Pair, Placement, place, place_scoring
 
 DEMAND = Demand(prompt_tokens=10, output_tokens=10, required_output_tokens=30)
 LIMITS = GroupLimits(max_model_len=500, max_request_tokens=500)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement import Placement
 from services.router.timeline import STAGES, Timeline
+from splash_core.dispatch.placement import Placement
 from splash_core.pb import decode_pb2, prefill_pb2
 
 SECONDS = st.floats(0.0, 50.0)

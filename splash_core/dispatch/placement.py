@@ -6,7 +6,7 @@ Invariant: among groups that are equally loaded the choice rotates, so no group 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.router.admission import Demand, GroupLoad, Limits, has_room, pair_limits
+from splash_core.dispatch.admission import Demand, GroupLoad, Limits, has_room, pair_limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +52,11 @@ def place(
         rotation: counts placements; decides between equals.
         overcommit: see `has_room`.
     """
-    roomy = [pair for pair in pairs if has_room(pair.decode, demand, overcommit=overcommit)]
-    if not roomy:
-        best = min((pair.decode for pair in pairs), key=_use)
-        return NoRoom(
-            reason=f"{best.group} projects {best.kv_tokens_projected} of {best.kv_tokens_total} KV tokens, "
-            f"this request {demand.kv_tokens} more"
-        )
-    decode = _rotate(_least([pair.decode for pair in roomy], _use), rotation)
-    prefills = [pair.prefill for pair in roomy if pair.decode.address == decode.address]
-    prefill = _rotate(_least(prefills, _pending), rotation)
+    decode = choose_decode([pair.decode for pair in pairs], demand, rotation=rotation, overcommit=overcommit)
+    if isinstance(decode, NoRoom):
+        return decode
+    prefills = [pair.prefill for pair in pairs if pair.decode.address == decode.address]
+    prefill = choose_prefill(prefills, rotation=rotation)
     return Placement(
         prefill=prefill.address,
         decode=decode.address,
@@ -71,6 +66,32 @@ def place(
     )
 
 
+def choose_decode(
+    loads: Sequence[GroupLoad], demand: Demand, *, rotation: int, overcommit: float = 1.0
+) -> GroupLoad | NoRoom:
+    """The decode group with the least projected use, of those that have room.
+
+    Args:
+        loads: of the groups that can hold the request, at least one.
+        demand: of the request.
+        rotation: counts placements; decides between equals.
+        overcommit: see `has_room`.
+    """
+    roomy = [load for load in loads if has_room(load, demand, overcommit=overcommit)]
+    if not roomy:
+        best = min(loads, key=_use)
+        return NoRoom(
+            reason=f"{best.group} projects {best.kv_tokens_projected} of {best.kv_tokens_total} KV tokens, "
+            f"this request {demand.kv_tokens} more"
+        )
+    return _rotate(_least(roomy, _use), rotation)
+
+
+def choose_prefill(loads: Sequence[GroupLoad], *, rotation: int) -> GroupLoad:
+    """The prefill group with the fewest prompt tokens pending; `loads` has at least one."""
+    return _rotate(_least(loads, _pending), rotation)
+
+
 def place_scoring(prefills: Sequence[GroupLoad], *, rotation: int) -> Placement:
     """The least loaded prefill group, for a prompt that is only scored.
 
@@ -78,7 +99,7 @@ def place_scoring(prefills: Sequence[GroupLoad], *, rotation: int) -> Placement:
         prefills: ready groups that can hold the prompt, at least one.
         rotation: as for `place`.
     """
-    prefill = _rotate(_least(prefills, _pending), rotation)
+    prefill = choose_prefill(prefills, rotation=rotation)
     reason = f"{prefill.group} has {prefill.prompt_tokens_pending} prompt tokens pending; nothing to decode"
     return Placement(
         prefill=prefill.address, decode=None, max_model_len=prefill.limits.max_model_len, reason=reason
@@ -95,9 +116,9 @@ def _use(load: GroupLoad) -> tuple[float, int]:
 
 def _least(loads: Sequence[GroupLoad], key: Callable[[GroupLoad], tuple[float, int]]) -> list[GroupLoad]:
     """All distinct loads whose key is the smallest, in a fixed order."""
-    distinct = {load.address: load for load in loads}
-    best = min(key(load) for load in distinct.values())
-    return [load for _, load in sorted(distinct.items()) if key(load) == best]
+    keyed = {load.address: (key(load), load) for load in loads}
+    best = min(rank for rank, _ in keyed.values())
+    return [load for _, (rank, load) in sorted(keyed.items()) if rank == best]
 
 
 def _rotate(loads: Sequence[GroupLoad], rotation: int) -> GroupLoad:

@@ -1,0 +1,34 @@
+"""The simulated clock: what happens next, in order of time and of rank among equals."""
+
+import heapq
+from collections.abc import Callable
+from enum import IntEnum
+
+
+class Order(IntEnum):
+    """Among events of one moment, which goes first: steps end after whatever came meanwhile."""
+
+    ARRIVAL = 0
+    LANDING = 1
+    BOUNDARY = 2
+
+
+class Agenda:
+    """Actions by time; `now` is the time of the one that runs, and never goes back."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Seconds."""
+        self._entries: list[tuple[float, Order, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, when: float, order: Order, action: Callable[[], None]) -> None:
+        """Do something at a time that has not passed."""
+        self._count += 1
+        heapq.heappush(self._entries, (max(when, self.now), order, self._count, action))
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        while self._entries:
+            self.now, _, _, action = heapq.heappop(self._entries)
+            action()

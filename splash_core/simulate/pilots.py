@@ -1,0 +1,104 @@
+"""Who chooses a group's layout at its step boundaries: the policy, nobody, or an oracle."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from splash_core.cost.model import CostModel
+from splash_core.layout.layout import Layout
+from splash_core.policy.config import PolicyConfig
+from splash_core.policy.decision import Decision
+from splash_core.policy.outlook import outlooks
+from splash_core.policy.snapshot import Snapshot
+from splash_core.policy.state import PolicyState
+from splash_core.policy.switching import decide, refused
+
+Look = Callable[[], Snapshot]
+Move = Callable[[Layout], str]
+"""Switches, or says why not."""
+
+
+class Pilot(Protocol):
+    """Looks at a group between two steps."""
+
+    @property
+    def free_switches(self) -> bool:
+        """True when its switches take no time."""
+        ...
+
+    @property
+    def next_look_s(self) -> float:
+        """When it wants to look next; until then steps need not stop."""
+        ...
+
+    def at_boundary(self, now: float, look: Look, move: Move) -> None:
+        """Look, if it is time, and perhaps move."""
+        ...
+
+
+class Fixed:
+    """Stays."""
+
+    free_switches = False
+    next_look_s = math.inf
+
+    def at_boundary(self, now: float, look: Look, move: Move) -> None:
+        """Nothing to decide."""
+
+
+class Policy:
+    """What the leader does (`leader.steering`): the policy at its interval, its switches carried out."""
+
+    free_switches = False
+
+    def __init__(self, model: CostModel, config: PolicyConfig) -> None:
+        self.decisions: list[Decision] = []
+        """Switches, and wishes for one that were refused."""
+        self.next_look_s = 0.0
+        self._model = model
+        self._config = config
+        self._state = PolicyState()
+
+    def at_boundary(self, now: float, look: Look, move: Move) -> None:
+        """Decide, if the interval is over."""
+        if now < self.next_look_s:
+            return
+        self.next_look_s = now + self._config.interval_s
+        decision, self._state = decide(look(), self._model, self._config, self._state)
+        if decision.switches:
+            why_not = move(decision.layout_to)
+            self.decisions.append(refused(decision, why_not) if why_not else decision)
+
+
+class Oracle:
+    """Knows how long every answer will be and switches for nothing: whatever is best now, at every interval.
+
+    No margin, dwell, budget or cost holds it. It compares as the policy does, so it is greedy: it does not
+    know who will come.
+    """
+
+    free_switches = True
+
+    def __init__(self, model: CostModel, config: PolicyConfig) -> None:
+        self.next_look_s = 0.0
+        self._model = model
+        self._config = config
+
+    def at_boundary(self, now: float, look: Look, move: Move) -> None:
+        """Go where the objective is smallest."""
+        if now < self.next_look_s:
+            return
+        self.next_look_s = now + self._config.interval_s
+        snapshot = look()
+        if snapshot.is_idle:
+            return
+        bound = None if self._config.itl_bound_ms is None else self._config.itl_bound_ms / 1e3
+        looks = outlooks(snapshot, self._model, itl_bound_s=bound, horizon_steps=self._config.horizon_steps)
+        enterable = [
+            look
+            for layout, look in looks.items()
+            if layout in self._config.allowed and (look.present or not look.refusal)
+        ]
+        best = min(enterable, key=lambda look: (look.objective_s, not look.present), default=None)
+        if best is not None and not best.present:
+            move(best.layout)

@@ -1,0 +1,63 @@
+"""Whatever is asked of whatever fleet: many steps at once are single steps, and nothing is lost or held."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splash_core.layout.layout import STANDARD_LAYOUTS
+from splash_core.policy.config import PolicyConfig, PolicySet
+from splash_core.scheduling.roles import Role
+from splash_core.simulate.cluster import Cluster, Detail
+from splash_core.simulate.comparison import fixed_course, policy_course
+from splash_core.simulate.counted import CountedMachine
+from splash_core.simulate.workload import Request, Workload
+from tests.support.simulated import assert_same_course, small_fleet
+
+REQUESTS = st.lists(
+    st.tuples(st.floats(0.0, 6.0), st.integers(1, 500), st.integers(1, 60), st.integers(0, 40)),
+    min_size=1,
+    max_size=25,
+)
+GROUPS = st.sampled_from([{Role.PREFILL: 1, Role.DECODE: 2}, {Role.COMBINED: 1}])
+COURSES = st.sampled_from([None, *STANDARD_LAYOUTS])
+EAGER = PolicyConfig(dwell_s=0.5, interval_s=0.3, margin=0.0, confirm=1)
+
+
+def workload_of(rows: list[tuple[float, int, int, int]]) -> Workload:
+    ordered = sorted(rows)
+    return Workload(
+        name="drawn",
+        requests=tuple(
+            Request(
+                key=key,
+                arrival_s=when,
+                prompt_tokens=prompt,
+                output_tokens=output,
+                max_tokens=output + spare,
+            )
+            for key, (when, prompt, output, spare) in enumerate(ordered)
+        ),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(REQUESTS, GROUPS, COURSES, st.integers(40, 200), st.integers(1, 12))
+def test_fast_forward_is_step_by_step(
+    rows: list[tuple[float, int, int, int]],
+    groups: dict[Role, int],
+    fixed: object,
+    pages: int,
+    max_running: int,
+) -> None:
+    fleet = small_fleet(pages=pages, groups=groups, max_running=max_running, chunk_tokens=64)
+    policies = PolicySet(prefill=EAGER, decode=EAGER)
+    course = policy_course(fleet, policies) if fixed is None else fixed_course(fixed)  # type: ignore[arg-type]
+    ledgers = []
+    for detail in (Detail.FAST, Detail.STEPS):
+        cluster = Cluster(fleet, course, detail=detail)
+        ledgers.append(cluster.run(workload_of(rows)))
+        for station in (station for stations in cluster.stations.values() for station in stations):
+            assert isinstance(station.machine, CountedMachine)
+            assert not any(station.machine.stray_pages())
+            assert station.machine.pages_held == 0
+    assert_same_course(*ledgers)
+    assert len(ledgers[0].finished) + ledgers[0].refused.total() == len(rows)
