@@ -83,6 +83,8 @@ class Steering:
         self._state = PolicyState()
         self._log = DecisionLog()
         self._wish: _Wish | None = None
+        self._ordered: Decision | None = None
+        """The policy's switch that is under way."""
         self._next_tick = 0.0
 
     @property
@@ -146,21 +148,27 @@ class Steering:
         decision, state = decide(snapshot(), self._model, self._policy, self._state)
         self._state = state
         if decision.switches:
-            outcome = self._scheduler.request_switch(decision.layout_to)
+            outcome = self._scheduler.request_switch(decision.layout_to, decision.executor.mode)
             if isinstance(outcome, Refusal):
                 decision = refused(decision, refusal_text(outcome))
             elif isinstance(outcome, SwitchDeferred):
                 decision = refused(decision, f"deferred: {refusal_text(outcome.refusal)}")
+            else:
+                self._ordered = decision
         self._log.add(decision)
 
     def on_switched(self, event: SwitchedEvent, plan: StepPlan, *, paused_s: float) -> None:
         """A switch was executed with `plan`, before which no step was under way for `paused_s` seconds."""
         self._pace.forget()
+        self._ordered = None
         exposed_s = self._pace.exposed_s(plan, paused_s + event.step_s)
         self._answer(event, exposed_s)
 
     def on_refused(self, event: SwitchRefusedEvent) -> None:
-        """The planner refused at the boundary what it had accepted before."""
+        """The planner refused at the boundary what it had accepted before, or had yet to plan."""
+        ordered, self._ordered = self._ordered, None
+        if ordered is not None and ordered.layout_to is event.refusal.layout_to:
+            self._log.add(refused(ordered, refusal_text(event.refusal)))
         if self._wish is not None and not event.retry:
             self._refuse(Conflict(refusal_text(event.refusal)))
 

@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Phase
+from splash_core.switch.manifest import SwitchMode
 
 
 class Verdict(StrEnum):
@@ -42,6 +43,22 @@ class Cause(StrEnum):
     """The planner refused the manifest, after a SWITCH verdict."""
 
 
+class Executor(StrEnum):
+    """How a switch that is wanted is executed."""
+
+    NONE = "none"
+    """No switch is wanted."""
+    OVERLAPPED = "overlapped"
+    PRECOPIED = "precopied"
+    WAIT = "wait"
+    """Not now: the reason says what for."""
+
+    @property
+    def mode(self) -> SwitchMode:
+        """What to ask the scheduler for."""
+        return SwitchMode.PRECOPIED if self is Executor.PRECOPIED else SwitchMode.OVERLAPPED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One evaluation of the policy. `layout_to` is the layout preferred, also when it is not entered."""
@@ -61,6 +78,8 @@ class Decision:
     cost_ms: float
     """Exposed time and contention charge of a switch to `layout_to`."""
     inputs: Mapping[str, Any]
+    executor: Executor = Executor.NONE
+    """How the switch to `layout_to` is executed, or that it waits."""
 
     @property
     def switches(self) -> bool:
@@ -85,6 +104,7 @@ class Decision:
             },
             "refused": {layout.value: why for layout, why in self.refused.items()},
             "cost_ms": round(self.cost_ms, 4),
+            "executor": self.executor.value,
             "inputs": {name: _plain(value) for name, value in self.inputs.items()},
         }
 
@@ -93,4 +113,7 @@ def _plain(value: Any) -> Any:
     """JSON has no infinity: what is infinite is null."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, Any]", value)
+        return {name: _plain(entry) for name, entry in entries.items()}
     return value

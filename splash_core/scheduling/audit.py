@@ -143,6 +143,7 @@ class Views:
             },
             owner_tokens=self._owner_tokens(),
             pending_handoff_bytes=landing_bytes,
+            precopy_bytes_per_step=self._config.precopy_bytes_per_step,
             switch_pending=switch_pending,
         )
 

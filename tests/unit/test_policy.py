@@ -10,7 +10,7 @@ import pytest
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig, PolicySet, load_policy, parse_policy
-from splash_core.policy.decision import Cause, Decision, Verdict
+from splash_core.policy.decision import Cause, Decision, Executor, Verdict
 from splash_core.policy.log import DecisionLog
 from splash_core.policy.outlook import outlooks
 from splash_core.policy.snapshot import (
@@ -23,6 +23,7 @@ from splash_core.policy.snapshot import (
 )
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide, refused
+from splash_core.spec.catalogue import named_spec
 from tests.support.policy_cases import cost_model, decoding, pools, prompts, snapshot
 
 MODEL = cost_model()
@@ -238,6 +239,78 @@ class TestRejects:
         assert not record.switches
         again, _ = decide(snapshot(LONG, time_s=1.0), MODEL, replace(EAGER, dwell_s=5.0), state)
         assert again.cause is Cause.DWELL
+
+
+class TestExecutor:
+    """Sixteen histories of 32K tokens on eight H200: to bring all to every rank takes 60 ms, a step 20."""
+
+    V3 = cost_model(named_spec("deepseek-v3"), gpu="h200", dtype="fp8", ranks=8)
+    SEEN = replace(
+        snapshot(decoding(16, 32768, ranks=8), room=pools(1 << 20), precopy_bytes_per_step=256 << 20),
+        num_ranks=8,
+        page_size=64,
+    )
+
+    def pinned(self, seen: Snapshot, config: PolicyConfig = EAGER) -> Decision:
+        decision, _ = decide(seen, self.V3, config, PolicyState().with_pin(Layout.TP))
+        assert decision.switches
+        return decision
+
+    def test_a_move_far_longer_than_a_decode_step_is_copied_ahead(self) -> None:
+        decision = self.pinned(self.SEEN)
+        record = decision.to_json()
+        offered = record["inputs"]["executors"]
+        assert record["executor"] == "precopied"
+        assert offered["overlapped"]["exposed_ms"] > record["predicted_ms"]["DP"]
+        assert offered["precopied"]["exposed_ms"] < 0.1 * offered["overlapped"]["exposed_ms"]
+        moved = 16 * 32768 * 14 // 16 * self.V3.precision.kv_token_bytes(self.V3.spec)
+        rest = 16 * 65 * 14 // 16 * self.V3.precision.kv_token_bytes(self.V3.spec)
+        assert offered["precopied"]["ahead_steps"] == -(-(moved - rest) // (256 << 20))
+
+    def test_ordinary_steps_pay_for_what_they_copy(self) -> None:
+        profile = self.V3.profile
+        way = self.pinned(self.SEEN).to_json()["inputs"]["executors"]["precopied"]
+        copied_s = way["ahead_steps"] * (256 << 20) / profile.link_bps
+        assert way["cost_ms"] / 1e3 == pytest.approx(copied_s * profile.interference, rel=0.1)
+
+    def test_handoffs_under_way_stretch_it(self) -> None:
+        seen = replace(self.SEEN, precopy_bytes_per_step=1 << 30)
+        free = self.pinned(seen).to_json()["inputs"]["executors"]["precopied"]["ahead_steps"]
+        busy = self.pinned(replace(seen, pending_handoff_bytes=1 << 40))
+        ahead = busy.to_json()["inputs"]["executors"]["precopied"]["ahead_steps"]
+        step_s = busy.predicted_ms[Layout.DP] / 1e3
+        assert ahead > free
+        # They leave an eighth of the link.
+        assert ahead == pytest.approx(free * (1 << 30) / (self.V3.profile.link_bps * step_s / 8), rel=0.1)
+
+    def test_without_headroom_it_is_overlapped_and_says_why(self) -> None:
+        full = LayoutPool(feasible=True, total_tokens=1 << 20, free_tokens=100_000)
+        decision = self.pinned(replace(self.SEEN, pools=pools(1 << 20, DP=full, TP=full)))
+        assert decision.executor is Executor.OVERLAPPED
+        why = decision.to_json()["inputs"]["executors"]["precopied"]["refused"]
+        assert why == "second copies need room for 458752 tokens on a rank, there is room for 100000"
+
+    def test_a_group_that_cannot_copy_ahead_says_so(self) -> None:
+        decision = self.pinned(replace(self.SEEN, precopy_bytes_per_step=0))
+        assert decision.executor is Executor.OVERLAPPED
+        assert "does not copy ahead" in decision.to_json()["inputs"]["executors"]["precopied"]["refused"]
+
+    def test_prefill_steps_hide_a_move(self) -> None:
+        prompt = [RunningSequence(context_tokens=32768, step_rows=2048, remaining_prompt=8192)] * 8
+        seen = replace(self.SEEN, phase=Phase.PREFILL, running=tuple(prompt), chunk_tokens=16384)
+        assert self.pinned(seen).executor is Executor.OVERLAPPED
+
+    def test_what_is_wanted_and_not_done_waits(self) -> None:
+        config = replace(EAGER, dwell_s=10.0)
+        decision, _ = decide(snapshot(LONG), MODEL, config, PolicyState(last_switch_s=-4.0))
+        assert (decision.cause, decision.executor) == (Cause.DWELL, Executor.WAIT)
+        staying, _ = decide(snapshot(SHORT, layout=Layout.DP), MODEL, EAGER, PolicyState())
+        assert staying.executor is Executor.NONE
+
+    def test_the_budget_may_have_room_for_what_is_copied_ahead_only(self) -> None:
+        tight = replace(EAGER, exposed_ms_per_minute=1.0)
+        seen = snapshot(LONG, precopy_bytes_per_step=10_000_000)
+        assert decide(seen, MODEL, tight, PolicyState())[0].executor is Executor.PRECOPIED
 
 
 class TestPin:

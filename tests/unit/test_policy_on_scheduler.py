@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig
-from splash_core.policy.decision import Cause, Decision, Verdict
+from splash_core.policy.decision import Cause, Decision, Executor, Verdict
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide, refused
 from splash_core.scheduling.roles import Role
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Refusal
+from splash_core.switch.manifest import Refusal, SwitchMode
 from tests.support.policy_cases import cost_model
 from tests.support.toy_group import ToyGroup, arena_of
 
@@ -34,7 +34,7 @@ class Pilot:
         snapshot = self.group.scheduler.snapshot()
         decision, self.state = decide(snapshot, MODEL, self.config, self.state)
         if decision.switches:
-            outcome = self.group.scheduler.request_switch(decision.layout_to)
+            outcome = self.group.scheduler.request_switch(decision.layout_to, decision.executor.mode)
             if isinstance(outcome, Refusal):
                 decision = refused(decision, outcome.reason)
         self.decisions.append(decision)
@@ -52,10 +52,15 @@ class Pilot:
         return [decision for decision in self.decisions if decision.switches]
 
 
-def group_of(ordinary: int, layout: Layout = Layout.DP) -> ToyGroup:
+def group_of(ordinary: int, layout: Layout = Layout.DP, **settings: object) -> ToyGroup:
     arena = arena_of(num_ranks=2, ordinary=ordinary, borrowed=8, page_size=16)
     return ToyGroup(
-        role=Role.COMBINED, layout=layout, arena=arena, chunk_tokens=256, layouts=STANDARD_LAYOUTS
+        role=Role.COMBINED,
+        layout=layout,
+        arena=arena,
+        chunk_tokens=256,
+        layouts=STANDARD_LAYOUTS,
+        **settings,
     )
 
 
@@ -103,3 +108,47 @@ def test_histories_are_not_put_where_they_do_not_fit() -> None:
     assert {(decision.cause, decision.layout_to) for decision in rejected} == {(Cause.NO_ROOM, Layout.TP)}
     assert not group.refused
     group.assert_empty()
+
+
+def switched_with(config: PolicyConfig, **settings: object) -> Pilot:
+    """Sixteen short requests that begin to decode in TP, until the policy has led them to DP."""
+    group = group_of(ordinary=400, layout=Layout.TP, **settings)
+    for index in range(16):
+        group.add([3 + (index + position) % 8 for position in range(60)], greedy(200))
+    while any(not request.told for request in group.requests.values()):
+        group.step()
+    pilot = Pilot(group, config)
+    pilot.run()
+    for request in group.requests.values():
+        assert request.finished is not None
+        request.check()
+    group.assert_empty()
+    return pilot
+
+
+def test_a_switch_that_stalls_no_longer_than_a_step_is_overlapped() -> None:
+    pilot = switched_with(PolicyConfig(dwell_s=DWELL_S))
+    (first, *_) = pilot.switches
+    assert (first.layout_to, first.executor) == (Layout.DP, Executor.OVERLAPPED)
+    assert [event.mode for event in pilot.group.switched] == [SwitchMode.OVERLAPPED] * len(pilot.switches)
+
+
+def test_a_switch_that_would_break_the_itl_bound_is_copied_ahead() -> None:
+    pilot = switched_with(
+        PolicyConfig(dwell_s=DWELL_S, itl_bound_ms=160.0), precopy_bytes_per_step=10_000_000
+    )
+    (first, *_) = pilot.switches
+    assert (first.layout_to, first.executor) == (Layout.DP, Executor.PRECOPIED)
+    offered = first.to_json()["inputs"]["executors"]
+    assert offered["precopied"]["exposed_ms"] < offered["overlapped"]["exposed_ms"]
+    assert offered["precopied"]["ahead_steps"] > 0
+    (event, *_) = pilot.group.switched
+    assert (event.layout_to, event.mode, event.fallback) == (Layout.DP, SwitchMode.PRECOPIED, "")
+    assert any(plan.precopy is not None for plan in pilot.group.plans)
+    assert any(decision.cause is Cause.SWITCH_PENDING for decision in pilot.decisions)
+
+
+def test_copying_ahead_for_longer_than_the_gain_lasts_is_not_chosen() -> None:
+    pilot = switched_with(PolicyConfig(dwell_s=DWELL_S, itl_bound_ms=160.0), precopy_bytes_per_step=1)
+    # A byte a step would take longer than the requests live.
+    assert all(decision.executor is not Executor.PRECOPIED for decision in pilot.decisions)
