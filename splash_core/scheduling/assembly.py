@@ -10,6 +10,7 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.admission import Admission
 from splash_core.scheduling.audit import Views
 from splash_core.scheduling.batching import Batcher
+from splash_core.scheduling.budget import StepBudget
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.intake import Intake
 from splash_core.scheduling.limits import max_request_tokens
@@ -35,6 +36,7 @@ class Machinery:
     pushes: PushBook
     admission: Admission
     intake: Intake
+    budget: StepBudget
     batcher: Batcher
     switcher: Switcher
     writer: PlanWriter
@@ -65,6 +67,7 @@ def assemble(
     intake = Intake(
         roster=roster, residency=residency, admission=admission, config=config, limit=limit, clock=clock
     )
+    budget = StepBudget(config.chunk_tokens)
     return Machinery(
         limit=limit,
         present=present,
@@ -73,7 +76,10 @@ def assemble(
         pushes=pushes,
         admission=admission,
         intake=intake,
-        batcher=Batcher(roster=roster, residency=residency, admission=admission, config=config),
+        budget=budget,
+        batcher=Batcher(
+            roster=roster, residency=residency, admission=admission, budget=budget, config=config
+        ),
         switcher=Switcher(
             roster=roster,
             residency=residency,
@@ -84,5 +90,5 @@ def assemble(
         ),
         writer=PlanWriter(spec=spec, roster=roster, mirrors=mirrors, residency=residency, present=present),
         retirement=Retirement(roster=roster, intake=intake, role=config.role),
-        views=Views(roster=roster, residency=residency, present=present, config=config),
+        views=Views(roster=roster, residency=residency, present=present, budget=budget, config=config),
     )

@@ -1,8 +1,8 @@
 """Which pages sequences hold: growth by the layout's rule, and preemption when a rank is full.
 
-Precedence is age: only a younger sequence is ever preempted for an older one. So the oldest sequence
-always gets what it needs, as soon as pages in use outside the group come back, and every sequence that
-was admitted finishes.
+Precedence is age, moved by priority: only a younger sequence is ever preempted for an older one. So the
+oldest always gets what it needs, as soon as pages in use outside the group come back, and every sequence
+that was admitted finishes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,6 +54,15 @@ class Residency:
     def num_ranks(self) -> int:
         """T."""
         return self.table.num_ranks
+
+    @property
+    def num_lanes(self) -> int:
+        """Sets of ranks among which the present layout divides the histories of different requests."""
+        ranks, rule = self.num_ranks, self._present.rule
+        placements = (
+            rule.placement(num_ranks=ranks, owner=RankId(rank), rotation=0) for rank in range(ranks)
+        )
+        return len({placement.owners for placement in placements})
 
     @property
     def lent(self) -> Matrices:
@@ -127,7 +136,7 @@ class Residency:
     def preempt_younger(self, sequence: Sequence, ranks: Seq[RankId]) -> bool:
         """Preempt the youngest sequence after `sequence` that holds something on one of `ranks`."""
         for victim in reversed(self._roster.within(SeqState.RUNNING, SeqState.LANDED)):
-            if victim.seq <= sequence.seq:
+            if victim.precedence <= sequence.precedence:
                 return False
             held = {rank for page in victim.pages for rank in self.table.ranks(page)}
             if held.intersection(ranks):
