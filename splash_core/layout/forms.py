@@ -3,6 +3,10 @@
 from enum import StrEnum
 
 from splash_core.layout.layout import KvHistory, LayoutRule, Matrix, Projection
+from splash_core.spec.model import ModelSpec
+
+_EXPANDED_WIDTHS = {(192, 128), (64, 64), (128, 128), (256, 256)}
+"""(n + p, v) for which FlashInfer's Hopper prefill kernel is built."""
 
 
 class AttentionForm(StrEnum):
@@ -17,6 +21,22 @@ class CpStorage(StrEnum):
 
     PASS_Q = "pass_q"
     PASS_KV = "pass_kv"
+
+
+class KernelLibrary(StrEnum):
+    """What computes attention on a rank."""
+
+    TORCH = "torch"
+    FLASHINFER = "flashinfer"
+
+
+def attention_library(spec: ModelSpec, *, dtype: str, hopper: bool) -> KernelLibrary:
+    """FlashInfer where it has kernels for the device, the element type and the model's head widths."""
+    absorbed = (spec.kv_lora_rank, spec.rope_dim) == (512, 64)
+    serves = absorbed and (spec.qk_dim, spec.v_dim) in _EXPANDED_WIDTHS
+    return (
+        KernelLibrary.FLASHINFER if hopper and dtype in ("bf16", "fp16") and serves else KernelLibrary.TORCH
+    )
 
 
 def may_expand(rule: LayoutRule) -> bool:

@@ -16,6 +16,7 @@ from splash_core.environment import cache_home
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import GroupId, Incarnation
 from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named_layouts
+from splash_core.layout.forms import attention_library
 from splash_core.layout.layout import Layout, shown_layouts
 from splash_core.layout.slots import ArenaMap
 from splash_core.leader.fingerprint import checkpoint_fingerprint
@@ -24,6 +25,7 @@ from splash_core.leader.room import computes_on, draw_arena
 from splash_core.policy.config import PolicyConfig, load_policy
 from splash_core.policy.snapshot import Phase
 from splash_core.rpc.abi import kv_abi
+from splash_core.scheduling.attention_choice import Fastest
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.limits import max_request_tokens
@@ -35,6 +37,7 @@ from splash_core.transport.abi import KvAbi
 from splash_core.transport.options import MOONCAKE, TransportOptions
 
 DEFAULT_LAYOUT = {Phase.PREFILL: Layout.TP, Phase.DECODE: Layout.DP}
+_HOPPER = ("h100", "h200", "h20")
 _AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
 
 
@@ -131,6 +134,7 @@ class GroupBlueprint:
             precision=named_precision(self.dtype),
             profile=self._profile,
             num_ranks=self.settings.ranks,
+            library=attention_library(self.spec, dtype=self.dtype, hopper=self._profile.name in _HOPPER),
         )
 
     def scheduler(self, clock: Callable[[], float]) -> GroupScheduler:
@@ -142,6 +146,7 @@ class GroupBlueprint:
             config=self.scheduling,
             clock=clock,
             infeasible=self.infeasible,
+            chooser=Fastest(self.cost_model()),
         )
 
 

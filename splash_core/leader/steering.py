@@ -147,6 +147,8 @@ class Steering:
         self._next_tick = now + self._policy.interval_s
         decision, state = decide(snapshot(), self._model, self._policy, self._state)
         self._state = state
+        if decision.steps is not None and self._enabled:
+            self._scheduler.limit_chunk(decision.steps.chunk_tokens)
         if decision.switches:
             outcome = self._scheduler.request_switch(decision.layout_to, decision.executor.mode)
             if isinstance(outcome, Refusal):

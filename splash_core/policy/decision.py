@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
+from splash_core.layout.forms import AttentionForm, CpStorage, KernelLibrary
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Phase
 from splash_core.switch.manifest import SwitchMode
@@ -60,6 +61,26 @@ class Executor(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """How the next steps are computed, in the layout that they run in."""
+
+    chunk_tokens: int
+    """Rows of a step that computes prompts."""
+    form: AttentionForm
+    storage: CpStorage
+    library: KernelLibrary
+
+    def to_json(self) -> dict[str, Any]:
+        """In the shape of `GET /admin/decisions`."""
+        return {
+            "chunk_tokens": self.chunk_tokens,
+            "form": self.form.value,
+            "cp_storage": self.storage.value,
+            "backend": self.library.value,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One evaluation of the policy. `layout_to` is the layout preferred, also when it is not entered."""
 
@@ -80,6 +101,8 @@ class Decision:
     inputs: Mapping[str, Any]
     executor: Executor = Executor.NONE
     """How the switch to `layout_to` is executed, or that it waits."""
+    steps: StepShape | None = None
+    """None where the layout of the next steps has no prediction."""
 
     @property
     def switches(self) -> bool:
@@ -105,6 +128,7 @@ class Decision:
             "refused": {layout.value: why for layout, why in self.refused.items()},
             "cost_ms": round(self.cost_ms, 4),
             "executor": self.executor.value,
+            "steps": None if self.steps is None else self.steps.to_json(),
             "inputs": {name: _plain(value) for name, value in self.inputs.items()},
         }
 

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splash_core.cost.load import Rows
 from splash_core.cost.model import CostModel
+from splash_core.cost.step_choice import StepChoice, choose_step
 from splash_core.cost.switch import SwitchCost
-from splash_core.layout.layout import Layout
-from splash_core.policy.decision import Cause, Decision, Executor, Verdict
+from splash_core.layout.layout import RULES, Layout
+from splash_core.policy.decision import Cause, Decision, Executor, StepShape, Verdict
 from splash_core.policy.executor import Way
 from splash_core.policy.outlook import Outlook
 from splash_core.policy.snapshot import Snapshot
@@ -57,6 +59,7 @@ def record(
         },
         cost_ms=0.0 if finding.cost is None else finding.cost.total_s * 1e3,
         executor=finding.executor,
+        steps=_steps(snapshot, model, looks, finding),
         inputs={
             "running": len(snapshot.running),
             "waiting": len(snapshot.waiting),
@@ -74,4 +77,26 @@ def record(
             "profile": f"{model.profile.name} ({model.profile.provenance.source})",
             **finding.extra,
         },
+    )
+
+
+def _steps(
+    snapshot: Snapshot, model: CostModel, looks: Mapping[Layout, Outlook], finding: Finding
+) -> StepShape | None:
+    """How the steps that follow are computed, chosen as the scheduler chooses it for each of them."""
+    layout = finding.layout_to if finding.verdict is Verdict.SWITCH else snapshot.layout
+    look = looks.get(layout)
+    if look is None:
+        return None
+    rows = [
+        Rows(running.step_rows, running.context_tokens, running.owner)
+        for running in snapshot.running
+        if running.step_rows
+    ]
+    # Of prompts that only wait, the first steps are predicted.
+    waits = not rows and bool(snapshot.waiting)
+    predicted = StepChoice(look.prediction.form, look.prediction.storage)
+    choice = predicted if waits else choose_step(model, RULES[layout], rows)
+    return StepShape(
+        chunk_tokens=look.chunk_tokens, form=choice.form, storage=choice.storage, library=model.library
     )

@@ -35,12 +35,21 @@ def decide(
         config: the phase's settings.
         state: what earlier decisions left.
     """
-    bound = None if config.itl_bound_ms is None else config.itl_bound_ms / 1e3
-    looks = outlooks(snapshot, model, itl_bound_s=bound, horizon_steps=config.horizon_steps)
+    looks = outlooks(
+        snapshot,
+        model,
+        itl_bound_s=_seconds(config.itl_bound_ms),
+        ttft_bound_s=_seconds(config.ttft_bound_ms),
+        horizon_steps=config.horizon_steps,
+    )
     finding = _manual(snapshot, model, config, state, looks) or _blocked(snapshot, config, state)
     if finding is None:
         finding = _weigh(snapshot, model, config, state, looks)
     return record(snapshot, model, looks, finding), finding.state
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
 def refused(decision: Decision, reason: str) -> Decision:
@@ -215,7 +224,7 @@ def _chosen(
         snapshot.phase,
         here_s=looks.get(snapshot.layout, look).prediction.step_s,
         there_s=look.prediction.step_s,
-        itl_bound_s=None if config.itl_bound_ms is None else config.itl_bound_ms / 1e3,
+        itl_bound_s=_seconds(config.itl_bound_ms),
     )
     assert way is not None  # an overlapped switch is always among them
     return way

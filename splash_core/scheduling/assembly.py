@@ -8,6 +8,7 @@ from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.admission import Admission
+from splash_core.scheduling.attention_choice import AttentionChooser, FewestNumbers
 from splash_core.scheduling.audit import Views
 from splash_core.scheduling.batching import Batcher
 from splash_core.scheduling.budget import StepBudget
@@ -45,7 +46,13 @@ class Machinery:
 
 
 def assemble(
-    *, spec: ModelSpec, arena: ArenaMap, layout: Layout, config: SchedulerConfig, clock: Callable[[], float]
+    *,
+    spec: ModelSpec,
+    arena: ArenaMap,
+    layout: Layout,
+    config: SchedulerConfig,
+    clock: Callable[[], float],
+    chooser: AttentionChooser | None = None,
 ) -> Machinery:
     """The managers of a group that starts empty, in `layout`.
 
@@ -88,7 +95,13 @@ def assemble(
             pushes=pushes,
             config=config,
         ),
-        writer=PlanWriter(spec=spec, roster=roster, mirrors=mirrors, residency=residency, present=present),
+        writer=PlanWriter(
+            chooser=chooser or FewestNumbers(spec),
+            roster=roster,
+            mirrors=mirrors,
+            residency=residency,
+            present=present,
+        ),
         retirement=Retirement(roster=roster, intake=intake, role=config.role),
         views=Views(roster=roster, residency=residency, present=present, budget=budget, config=config),
     )

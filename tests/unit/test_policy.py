@@ -1,16 +1,19 @@
 """The layout policy on the demo model's shape: what it does, when it does not, and what it records."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from splash_core.cost.load import Load, Rows
 from splash_core.errors import ConfigError
-from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
+from splash_core.layout.forms import AttentionForm, CpStorage, KernelLibrary
+from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig, PolicySet, load_policy, parse_policy
-from splash_core.policy.decision import Cause, Decision, Executor, Verdict
+from splash_core.policy.decision import Cause, Decision, Executor, StepShape, Verdict
 from splash_core.policy.log import DecisionLog
 from splash_core.policy.outlook import outlooks
 from splash_core.policy.snapshot import (
@@ -311,6 +314,57 @@ class TestExecutor:
         tight = replace(EAGER, exposed_ms_per_minute=1.0)
         seen = snapshot(LONG, precopy_bytes_per_step=10_000_000)
         assert decide(seen, MODEL, tight, PolicyState())[0].executor is Executor.PRECOPIED
+
+
+class TestSteps:
+    """How the next steps are computed is part of the choice."""
+
+    def steps(self, seen: Snapshot, config: PolicyConfig = EAGER) -> StepShape:
+        decision, _ = decide(seen, MODEL, config, PolicyState())
+        assert decision.steps is not None
+        assert decision.to_json()["steps"] == decision.steps.to_json()
+        return decision.steps
+
+    def test_decode_is_absorbed_and_passes_queries(self) -> None:
+        assert self.steps(snapshot(SHORT)) == StepShape(
+            chunk_tokens=256,
+            form=AttentionForm.ABSORBED,
+            storage=CpStorage.PASS_Q,
+            library=KernelLibrary.TORCH,
+        )
+
+    @pytest.mark.parametrize("history", [0, 4000])
+    @pytest.mark.parametrize("layout", STANDARD_LAYOUTS)
+    def test_they_are_those_of_the_fastest_prediction(self, layout: Layout, history: int) -> None:
+        chunk = RunningSequence(context_tokens=history, step_rows=256, remaining_prompt=256)
+        only = replace(EAGER, allowed=(layout,))
+        shape = self.steps(snapshot([chunk], phase=Phase.PREFILL, layout=layout), only)
+        rows = Load.of([Rows(256, history)], num_ranks=2)
+        best = MODEL.predict(RULES[layout], rows, decode=False)
+        assert (shape.form, shape.storage) == (best.form, best.storage)
+
+    def test_a_chunk_keeps_the_bound_on_the_first_token(self) -> None:
+        waiting = [WaitingSequence(prompt_tokens=2000)] * 4
+        seen = snapshot(phase=Phase.PREFILL, waiting=waiting, layout=Layout.DP)
+        free = outlooks(seen, MODEL)
+        assert all(look.chunk_tokens == 256 for look in free.values())
+        bound = 3 * 0.4 * min(look.prediction.step_s for look in free.values())
+        bounded = outlooks(seen, MODEL, ttft_bound_s=bound)
+        kept = [look for look in bounded.values() if math.isfinite(look.objective_s)]
+        assert kept
+        for look in kept:
+            assert 3 * look.prediction.step_s <= bound
+            assert look.chunk_tokens in (128, 64, 32, 16)
+        # A bound that not even a page of rows keeps, in no layout, binds nothing.
+        assert outlooks(seen, MODEL, ttft_bound_s=1e-9) == free
+        assert self.steps(seen, replace(EAGER, ttft_bound_ms=bound * 1e3)).chunk_tokens < 256
+
+    def test_rows_beside_a_chunk_keep_the_itl_bound(self) -> None:
+        decoding_too = [*decoding(2, 100), *prompts(2, 256)]
+        seen = snapshot(decoding_too, phase=Phase.PREFILL, layout=Layout.DP)
+        free = outlooks(seen, MODEL)[Layout.DP]
+        bounded = outlooks(seen, MODEL, itl_bound_s=free.prediction.step_s * 0.7)[Layout.DP]
+        assert bounded.chunk_tokens < free.chunk_tokens == 256
 
 
 class TestPin:

@@ -6,12 +6,16 @@ Time is what the cost model predicts for the demo model on the CPU profile, so t
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
+
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.decision import Cause, Decision, Executor, Verdict
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide, refused
+from splash_core.scheduling.attention_choice import Fastest
 from splash_core.scheduling.roles import Role
+from splash_core.scheduling.sequence import SeqState
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Refusal, SwitchMode
 from tests.support.policy_cases import cost_model
@@ -152,3 +156,30 @@ def test_copying_ahead_for_longer_than_the_gain_lasts_is_not_chosen() -> None:
     pilot = switched_with(PolicyConfig(dwell_s=DWELL_S, itl_bound_ms=160.0), precopy_bytes_per_step=1)
     # A byte a step would take longer than the requests live.
     assert all(decision.executor is not Executor.PRECOPIED for decision in pilot.decisions)
+
+
+@pytest.mark.parametrize("layout", STANDARD_LAYOUTS)
+def test_steps_are_computed_as_the_record_says(layout: Layout) -> None:
+    arena = arena_of(num_ranks=2, ordinary=400, borrowed=8, page_size=16)
+    group = ToyGroup(role=Role.PREFILL, layout=layout, arena=arena, chunk_tokens=256, chooser=Fastest(MODEL))
+    config = PolicyConfig(allowed=(layout,), ttft_bound_ms=3000.0)
+    for index in range(4):
+        group.add([3 + (index + position) % 8 for position in range(700)], greedy(1))
+    group.begin()
+    group.end()
+    chunks = set[int]()
+    while group.scheduler.count(SeqState.RUNNING):
+        decision, _ = decide(group.scheduler.snapshot(), MODEL, config, PolicyState())
+        assert decision.steps is not None
+        group.scheduler.limit_chunk(decision.steps.chunk_tokens)
+        # What the record saw is cut to the chunk that it chose, so the next record sees the next step.
+        decision, _ = decide(group.scheduler.snapshot(), MODEL, config, PolicyState())
+        assert group.begin()
+        assert group.plan is not None
+        assert decision.steps is not None
+        assert group.plan.num_rows <= decision.steps.chunk_tokens
+        if not group.plan.started:
+            assert (group.plan.form, group.plan.cp_storage) == (decision.steps.form, decision.steps.storage)
+        chunks.add(decision.steps.chunk_tokens)
+        group.end()
+    assert min(chunks) < 256

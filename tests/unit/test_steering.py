@@ -42,8 +42,12 @@ class Scheduler:
         self._answers = list(answers)
         self.asked: list[Layout] = []
         self.modes: list[SwitchMode] = []
+        self.chunks: list[int] = []
         self.layout = Layout.TP
         self.copying_ahead = False
+
+    def limit_chunk(self, rows: int) -> None:
+        self.chunks.append(rows)
 
     def request_switch(self, layout: Layout, mode: SwitchMode = SwitchMode.OVERLAPPED) -> object:
         self.asked.append(layout)
