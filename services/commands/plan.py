@@ -7,6 +7,7 @@ import typer
 from rich.console import Console, Group
 
 from services.admin_client import emit
+from services.commands.compare_page import comparison_page
 from services.commands.plan_tables import report_tables
 from splash_core.checkpoints.cache import DEMO_MODEL
 from splash_core.cost.footprint import Deployment
@@ -15,6 +16,7 @@ from splash_core.errors import ConfigError
 from splash_core.layout.catalog import named_layouts
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.build import fetched_model
+from splash_core.policy.comparison import compare_with_paper
 from splash_core.policy.plan import build_plan
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.fields import read_json
@@ -40,6 +42,9 @@ Chunk = Annotated[
 Layouts = Annotated[
     str, typer.Option("--layouts", help=f"Layouts to compare, separated by commas; of {', '.join(Layout)}.")
 ]
+Compare = Annotated[
+    str, typer.Option("--compare", help="`paper`: our order of layouts against the paper's measured winners.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
 
 
@@ -53,6 +58,7 @@ def plan_command(
     page_size: PageSize = 64,
     chunk_tokens: Chunk = 0,
     layouts: Layouts = STANDARD,
+    compare: Compare = "",
     json: Json = False,
 ) -> None:
     """Footprints, capacity, longest context, the twelve switches and the best layout per load.
@@ -64,24 +70,33 @@ def plan_command(
     spec, device = load_spec(model), named_gpu(gpu)
     if not 0 < fraction <= 1:
         raise ConfigError(f"--fraction must be above 0 and at most 1, got {fraction}")
-    report = build_plan(
-        spec,
-        device,
-        Deployment(
-            precision=named_precision(_dtype(dtype.lower(), spec, device)),
-            num_ranks=ranks,
-            memory_bytes=device.memory_bytes,
-            fraction=fraction,
-            page_size=page_size,
-            chunk_tokens=chunk_tokens or _CHUNK_ROWS_PER_RANK * ranks,
-            runtime_bytes=device.runtime_bytes,
-        ),
-        named_layouts(layouts),
+    deployment = Deployment(
+        precision=named_precision(_dtype(dtype.lower(), spec, device)),
+        num_ranks=ranks,
+        memory_bytes=device.memory_bytes,
+        fraction=fraction,
+        page_size=page_size,
+        chunk_tokens=chunk_tokens or _CHUNK_ROWS_PER_RANK * ranks,
+        runtime_bytes=device.runtime_bytes,
     )
+    if compare:
+        _compare(compare, spec, device, deployment, as_json=json)
+        return
+    report = build_plan(spec, device, deployment, named_layouts(layouts))
     if json:
         emit(report.to_json(), as_json=True, text="")
     else:
         Console().print(Group(*report_tables(report)))
+
+
+def _compare(what: str, spec: ModelSpec, device: GpuSpec, deployment: Deployment, *, as_json: bool) -> None:
+    if what != "paper":
+        raise ConfigError(f"--compare {what!r} is not known; `paper` is")
+    comparison = compare_with_paper(spec, device, deployment)
+    if as_json:
+        emit(comparison.to_json(), as_json=True, text="")
+    else:
+        typer.echo(comparison_page(comparison), nl=False)
 
 
 def load_spec(model: str) -> ModelSpec:
