@@ -8,7 +8,7 @@ from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.admission import Admission
-from splash_core.scheduling.attention_choice import AttentionChooser, FewestNumbers
+from splash_core.scheduling.attention_choice import AttentionChooser
 from splash_core.scheduling.audit import Views
 from splash_core.scheduling.batching import Batcher
 from splash_core.scheduling.budget import StepBudget
@@ -52,7 +52,7 @@ def assemble(
     layout: Layout,
     config: SchedulerConfig,
     clock: Callable[[], float],
-    chooser: AttentionChooser | None = None,
+    chooser: AttentionChooser,
 ) -> Machinery:
     """The managers of a group that starts empty, in `layout`.
 
@@ -60,10 +60,7 @@ def assemble(
         ConfigError: staging cannot hold one page, so that some switch or relocation would never fit.
         Infeasible: some layout cannot hold a single token.
     """
-    if config.staging_bytes < arena.slot_bytes:
-        raise ConfigError(
-            f"staging_bytes {config.staging_bytes} is less than a page of {arena.slot_bytes} bytes; raise it"
-        )
+    _check_staging(config, arena)
     limit = max_request_tokens(spec, arena, config)
     present = Present(layout=layout)
     roster = Roster()
@@ -88,20 +85,18 @@ def assemble(
             roster=roster, residency=residency, admission=admission, budget=budget, config=config
         ),
         switcher=Switcher(
-            roster=roster,
-            residency=residency,
-            present=present,
-            mirrors=mirrors,
-            pushes=pushes,
-            config=config,
+            roster=roster, residency=residency, present=present, mirrors=mirrors, pushes=pushes, config=config
         ),
         writer=PlanWriter(
-            chooser=chooser or FewestNumbers(spec),
-            roster=roster,
-            mirrors=mirrors,
-            residency=residency,
-            present=present,
+            chooser=chooser, roster=roster, mirrors=mirrors, residency=residency, present=present
         ),
         retirement=Retirement(roster=roster, intake=intake, role=config.role),
         views=Views(roster=roster, residency=residency, present=present, budget=budget, config=config),
     )
+
+
+def _check_staging(config: SchedulerConfig, arena: ArenaMap) -> None:
+    if config.staging_bytes < arena.slot_bytes:
+        raise ConfigError(
+            f"staging_bytes {config.staging_bytes} is less than a page of {arena.slot_bytes} bytes; raise it"
+        )

@@ -16,7 +16,7 @@ from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.assembly import assemble
-from splash_core.scheduling.attention_choice import AttentionChooser
+from splash_core.scheduling.attention_choice import AttentionChooser, FewestNumbers
 from splash_core.scheduling.audit import GroupAuditData, KvTokens, check_integrity
 from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
@@ -37,8 +37,7 @@ class GroupScheduler:
     """All decisions of one group's leader.
 
     Args:
-        spec: the model.
-        arena: the slot map of each rank.
+        spec: the model; `arena`: the slot map of each rank.
         layout: the layout that the ranks start in.
         config: settings.
         clock: seconds, monotonic; used for ages in audits and snapshots only.
@@ -59,6 +58,7 @@ class GroupScheduler:
     ) -> None:
         if layout not in config.layouts:
             raise Conflict(f"the group starts in {layout}, which is not among its layouts {config.layouts}")
+        chooser = chooser or FewestNumbers(spec)
         self._parts = assemble(
             spec=spec, arena=arena, layout=layout, config=config, clock=clock, chooser=chooser
         )
@@ -174,7 +174,7 @@ class GroupScheduler:
         self._parts.budget.limit(rows)
 
     def leave_room(self, link: LinkView, *, pushing_bytes: int) -> None:
-        """Before a step is planned: copies ahead give way to handoffs, from this group or into it."""
+        """Before a step is planned: copies ahead give way to handoffs."""
         self._parts.switcher.ahead.leave_room(link, pushing_bytes + self._parts.intake.landing_bytes)
 
     def next_plan(self) -> StepPlan | None:
