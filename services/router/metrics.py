@@ -37,6 +37,14 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "splash_group_kv_tokens_total": ("gauge", "Tokens of KV history that a group can hold."),
     "splash_group_steps_total": ("counter", "Steps a group has finished in its present life."),
     "splash_group_layout_epoch": ("gauge", "Layout epoch of a group: one more for each switch."),
+    "splash_step_compared_total": (
+        "counter",
+        "Steps of a group that were predicted and measured.",
+    ),
+    "splash_step_predicted_seconds_total": ("counter", "Predicted time of those steps."),
+    "splash_step_measured_seconds_total": ("counter", "Measured time of those steps."),
+    "splash_step_measured_ratio": ("gauge", "Median of measured over predicted time, of the newest steps."),
+    "splash_step_drift": ("gauge", "1 while that ratio is out of the band in which predictions are trusted."),
     **{f"splash_traffic_{name}": entry for name, entry in _TRAFFIC.items()},
 }
 

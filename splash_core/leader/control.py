@@ -95,6 +95,17 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             step_age_s=leader.step_age_s,
             failure=str(leader.failure or ""),
             traffic=samples_to_pb(leader.ranks.traffic.samples()),
+            forecasts=[
+                control_pb2.LayoutForecast(
+                    layout=layout.value,
+                    steps=seen.steps,
+                    predicted_s=seen.predicted_s,
+                    measured_s=seen.measured_s,
+                    ratio=seen.ratio,
+                    drifting=leader.steering.forecasts.drifting(layout),
+                )
+                for layout, seen in leader.steering.forecasts.layouts.items()
+            ],
         )
 
     async def SetLayout(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from splash_core.cost.model import CostModel
 from splash_core.errors import Conflict, SplashError
 from splash_core.layout.layout import Layout
+from splash_core.leader.forecasts import Forecasts
 from splash_core.leader.pace import StepPace
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.decision import Decision
@@ -82,6 +83,8 @@ class Steering:
         self._clock = clock
         self._state = PolicyState()
         self._log = DecisionLog()
+        self.forecasts = Forecasts(model, self._log.add)
+        """Step times, predicted and measured."""
         self._wish: _Wish | None = None
         self._ordered: Decision | None = None
         """The policy's switch that is under way."""
@@ -145,7 +148,9 @@ class Steering:
         if now < self._next_tick or not (self._enabled or self._state.pinned is not None):
             return
         self._next_tick = now + self._policy.interval_s
-        decision, state = decide(snapshot(), self._model, self._policy, self._state)
+        seen = snapshot()
+        self.forecasts.seen(seen)
+        decision, state = decide(seen, self._model, self._policy, self._state)
         self._state = state
         if decision.steps is not None and self._enabled:
             self._scheduler.limit_chunk(decision.steps.chunk_tokens)

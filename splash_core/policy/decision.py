@@ -42,6 +42,10 @@ class Cause(StrEnum):
     INFEASIBLE = "infeasible"
     REFUSED = "refused"
     """The planner refused the manifest, after a SWITCH verdict."""
+    DRIFT = "drift"
+    """Steps of a layout do not take what is predicted any more: an alarm, beside the decisions."""
+    NO_DRIFT = "no_drift"
+    """They do again."""
 
 
 class Executor(StrEnum):
