@@ -170,6 +170,17 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         records = self._leader.steering.decisions(request.last)
         return control_pb2.DecisionsResult(records=[json.dumps(record.to_json()) for record in records])
 
+    async def Bundle(
+        self, request: control_pb2.BundleRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.BundleResult:
+        """What the policy saw and concluded, to be replayed."""
+        del context
+        return control_pb2.BundleResult(
+            group=self._blueprint.group,
+            phase=self._blueprint.phase.value,
+            bundle=json.dumps(self._leader.steering.recorder.bundle(request.last or None)),
+        )
+
     async def Audit(
         self, request: control_pb2.AuditRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GroupAudit:

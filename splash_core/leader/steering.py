@@ -13,12 +13,13 @@ from splash_core.errors import Conflict, SplashError
 from splash_core.layout.layout import Layout
 from splash_core.leader.forecasts import Forecasts
 from splash_core.leader.pace import StepPace
+from splash_core.policy.bundle import Recorder
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.decision import Decision
 from splash_core.policy.log import DecisionLog
 from splash_core.policy.snapshot import Snapshot
 from splash_core.policy.state import PolicyState
-from splash_core.policy.switching import decide, refused
+from splash_core.policy.switching import refused
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.step import StepPlan
@@ -76,7 +77,8 @@ class Steering:
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
-        self._model = model
+        self.recorder = Recorder(model)
+        """What the policy has decided, and on what."""
         self._policy = policy
         self._enabled = enabled
         self._pace = pace
@@ -150,7 +152,7 @@ class Steering:
         self._next_tick = now + self._policy.interval_s
         seen = snapshot()
         self.forecasts.seen(seen)
-        decision, state = decide(seen, self._model, self._policy, self._state)
+        decision, state = self.recorder.decide(seen, self._policy, self._state)
         self._state = state
         if decision.steps is not None and self._enabled:
             self._scheduler.limit_chunk(decision.steps.chunk_tokens)

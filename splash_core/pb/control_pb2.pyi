@@ -165,6 +165,22 @@ class DecisionsResult(_message.Message):
     records: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, records: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class BundleRequest(_message.Message):
+    __slots__ = ("last",)
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    def __init__(self, last: _Optional[int] = ...) -> None: ...
+
+class BundleResult(_message.Message):
+    __slots__ = ("group", "phase", "bundle")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    phase: str
+    bundle: str
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., bundle: _Optional[str] = ...) -> None: ...
+
 class AuditRequest(_message.Message):
     __slots__ = ("pages",)
     PAGES_FIELD_NUMBER: _ClassVar[int]
