@@ -22,6 +22,7 @@ from splash_core.policy.switching import decide
 
 BUNDLE_VERSION = 1
 _KEPT = 256
+_FIELDS = frozenset({"snapshot", "config", "before", "decision", "after"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +115,9 @@ def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[Diff
 
 
 def _replayed(model: CostModel, index: int, entry: Any, where: str) -> list[Difference]:
-    if not isinstance(entry, dict) or set(entry) != {"snapshot", "config", "before", "decision", "after"}:
+    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    if fields.keys() != _FIELDS:
         raise ConfigError(f"{where}: no evaluation")
-    fields = cast("dict[str, Any]", entry)
     snapshot: Snapshot = decode(Snapshot, fields["snapshot"], where=f"{where}.snapshot")
     config: PolicyConfig = decode(PolicyConfig, fields["config"], where=f"{where}.config")
     before: PolicyState = decode(PolicyState, fields["before"], where=f"{where}.before")
@@ -137,5 +138,5 @@ def _differences(old: Tree, new: Tree, path: str) -> Iterable[tuple[str, Tree, T
         left, right = cast("dict[str, Tree]", old), cast("dict[str, Tree]", new)
         for key in sorted(left.keys() | right.keys()):
             yield from _differences(left.get(key), right.get(key), f"{path}.{key}")
-    elif type(old) is not type(new) or old != new:
+    elif json.dumps(old) != json.dumps(new):
         yield path, old, new

@@ -58,9 +58,9 @@ class GroupScheduler:
     ) -> None:
         if layout not in config.layouts:
             raise Conflict(f"the group starts in {layout}, which is not among its layouts {config.layouts}")
-        chooser = chooser or FewestNumbers(spec)
+        attends = chooser or FewestNumbers(spec)
         self._parts = assemble(
-            spec=spec, arena=arena, layout=layout, config=config, clock=clock, chooser=chooser
+            spec=spec, arena=arena, layout=layout, config=config, clock=clock, chooser=attends
         )
         self._clock = clock
         self._infeasible = infeasible or {}
@@ -77,9 +77,7 @@ class GroupScheduler:
     def add(self, request_id: RequestId, prompt: Sequence[int], sampling: SamplingParams) -> SeqId:
         """Queue a prompt (prefill and combined groups).
 
-        Raises:
-            ContextTooLong: it could never fit; names the limit.
-            InvalidRequest: the prompt is empty, or this is a decode group.
+        Raises `ContextTooLong` where it could never fit, `InvalidRequest` where it is empty, or in decode.
         """
         return self._parts.intake.add(request_id, tuple(prompt), sampling)
 
@@ -114,8 +112,7 @@ class GroupScheduler:
     ) -> tuple[Event, ...]:
         """All pages of a lease are written (again: no effect). Returns the first token, and an end with it.
 
-        Raises:
-            Conflict: a field differs from the lease (named), or the lease has ended.
+        Raises `Conflict`: a field differs from the lease (named), or the lease has ended.
         """
         return self._parts.intake.landed(completion, first_logprobs)
 

@@ -64,7 +64,7 @@ def group_of(ordinary: int, layout: Layout = Layout.DP, **settings: object) -> T
         arena=arena,
         chunk_tokens=256,
         layouts=STANDARD_LAYOUTS,
-        **settings,
+        **settings,  # type: ignore[arg-type]
     )
 
 
