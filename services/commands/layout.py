@@ -1,6 +1,7 @@
 """`splash layout`: see and steer layouts through the admin port."""
 
 import math
+from collections.abc import Mapping
 from json import dumps, loads
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -165,10 +166,10 @@ def explain(
         times = ", ".join(
             f"{name} {value:.1f} ms" for name, value in (record.get("predicted_ms") or {}).items()
         )
+        way = f"{record['from'] or '–'} → {record['to'] or '–'}"
         lines.append(
-            f"{record['phase']:8} {record['verdict']:7} {record['from']} → {record['to'] or '–'}  "
-            f"{record['reason']}"
-            f"\n         predicted: {times or 'nothing'}"
+            f"{record['phase'] or '–':8} {record['verdict']:7} {way}  {record['reason']}"
+            f"\n         predicted by {_profile(record)}: {times or 'nothing'}"
         )
     emit(records, as_json=json, text="\n".join(lines) or "no decisions yet")
 
@@ -225,3 +226,8 @@ def _write_bundle(file: Path, answer: dict[str, Any], *, as_json: bool) -> None:
         raise ConfigError(f"bundle {file}: {error}; give a file that can be written") from error
     text = f"{count} evaluations written to {file}"
     emit({"file": str(file), "evaluations": count}, as_json=as_json, text=text)
+
+
+def _profile(record: Mapping[str, Any]) -> str:
+    """Whose figures a prediction stands on."""
+    return (record.get("inputs") or {}).get("profile", "an unknown profile")

@@ -16,11 +16,12 @@ from splash_core.errors import ConfigError
 from splash_core.layout.catalog import named_layouts
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.build import fetched_model
-from splash_core.policy.comparison import compare_with_paper
+from splash_core.leader.profile_file import read_profile
+from splash_core.policy.comparison import Comparison, compare_with_paper
 from splash_core.policy.plan import build_plan
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.fields import read_json
-from splash_core.spec.hardware import GpuSpec, named_gpu
+from splash_core.spec.hardware import GPUS, GpuSpec, named_gpu
 from splash_core.spec.model import ModelSpec
 
 app = typer.Typer()
@@ -31,7 +32,7 @@ STANDARD = ",".join(STANDARD_LAYOUTS)
 Model = Annotated[
     str, typer.Option("--model", help="A known or fetched model's name, a config.json, or its directory.")
 ]
-Gpu = Annotated[str, typer.Option("--gpu", help="h200, h100, h20, b200 or cpu.")]
+Gpu = Annotated[str, typer.Option("--gpu", help=f"{', '.join(GPUS)}.")]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of the group.")]
 Fraction = Annotated[float, typer.Option("--fraction", help="Part of device memory to use.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, fp8, bf16, fp32 or fp64.")]
@@ -44,6 +45,12 @@ Layouts = Annotated[
 ]
 Compare = Annotated[
     str, typer.Option("--compare", help="`paper`: our order of layouts against the paper's measured winners.")
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", help="File that `splash calibrate` wrote, to predict with; default: --gpu's figures."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
 
@@ -58,6 +65,7 @@ def plan_command(
     page_size: PageSize = 64,
     chunk_tokens: Chunk = 0,
     layouts: Layouts = STANDARD,
+    profile: Profile = None,
     compare: Compare = "",
     json: Json = False,
 ) -> None:
@@ -70,8 +78,13 @@ def plan_command(
     spec, device = load_spec(model), named_gpu(gpu)
     if not 0 < fraction <= 1:
         raise ConfigError(f"--fraction must be above 0 and at most 1, got {fraction}")
+    precision = named_precision(_dtype(dtype.lower(), spec, device))
+    measured = None if profile is None else read_profile(profile)
+    if measured is not None:
+        on = "cpu" if device.name == "cpu" else "cuda"
+        measured.check_group(device=on, dtype=precision.name, ranks=ranks)
     deployment = Deployment(
-        precision=named_precision(_dtype(dtype.lower(), spec, device)),
+        precision=precision,
         num_ranks=ranks,
         memory_bytes=device.memory_bytes,
         fraction=fraction,
@@ -80,19 +93,18 @@ def plan_command(
         runtime_bytes=device.runtime_bytes,
     )
     if compare:
-        _compare(compare, spec, device, deployment, as_json=json)
+        if compare != "paper":
+            raise ConfigError(f"--compare {compare!r} is not known; `paper` is")
+        _compare(compare_with_paper(spec, device, deployment, measured), as_json=json)
         return
-    report = build_plan(spec, device, deployment, named_layouts(layouts))
+    report = build_plan(spec, device, deployment, named_layouts(layouts), measured)
     if json:
         emit(report.to_json(), as_json=True, text="")
     else:
         Console().print(Group(*report_tables(report)))
 
 
-def _compare(what: str, spec: ModelSpec, device: GpuSpec, deployment: Deployment, *, as_json: bool) -> None:
-    if what != "paper":
-        raise ConfigError(f"--compare {what!r} is not known; `paper` is")
-    comparison = compare_with_paper(spec, device, deployment)
+def _compare(comparison: Comparison, *, as_json: bool) -> None:
     if as_json:
         emit(comparison.to_json(), as_json=True, text="")
     else:

@@ -45,6 +45,7 @@ def gauges(registry: Registry, dispatcher: Dispatcher) -> Iterable[Sample]:
             yield "splash_step_measured_seconds_total", of, seen.measured_s
             yield "splash_step_measured_ratio", of, seen.ratio
             yield "splash_step_drift", of, seen.drifting
+        yield "splash_group_policy_version", labels, state.policy.version
         for sample in state.traffic:
             of = (*labels, ("class", sample.traffic), ("peer", sample.peer))
             yield f"splash_traffic_{sample.name}", of, sample.value

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from splash_core.attention.runs import Runs
 from splash_core.errors import ConfigError, InvariantBroken
-from splash_core.layout.forms import KernelLibrary, attention_library
+from splash_core.layout.forms import HOPPER, KernelLibrary, attention_library
 from splash_core.model.rope import softmax_scale
 from splash_core.spec.model import ModelSpec
 
@@ -80,7 +80,7 @@ class AttentionLibrary(Protocol):
 
 def serves(spec: ModelSpec, dtype: torch.dtype) -> bool:
     """Whether FlashInfer has kernels for the model's head widths in `dtype`."""
-    library = attention_library(spec, dtype=_DTYPES.get(dtype, ""), hopper=True)
+    library = attention_library(spec, dtype=_DTYPES.get(dtype, ""), gpu=HOPPER[0])
     return library is KernelLibrary.FLASHINFER
 
 

@@ -20,9 +20,11 @@ from splash_core.layout.forms import attention_library
 from splash_core.layout.layout import Layout, shown_layouts
 from splash_core.layout.slots import ArenaMap
 from splash_core.leader.fingerprint import checkpoint_fingerprint
+from splash_core.leader.profile_file import read_profile
 from splash_core.leader.reaching import transport_options
 from splash_core.leader.room import computes_on, draw_arena
-from splash_core.policy.config import PolicyConfig, load_policy
+from splash_core.policy.config import load_document
+from splash_core.policy.in_force import PolicyInForce, why_not
 from splash_core.policy.snapshot import Phase
 from splash_core.rpc.abi import kv_abi
 from splash_core.scheduling.attention_choice import Fastest
@@ -37,7 +39,6 @@ from splash_core.transport.abi import KvAbi
 from splash_core.transport.options import MOONCAKE, TransportOptions
 
 DEFAULT_LAYOUT = {Phase.PREFILL: Layout.TP, Phase.DECODE: Layout.DP}
-_HOPPER = ("h100", "h200", "h20")
 _AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
 
 
@@ -58,8 +59,10 @@ class GroupBlueprint:
     """Why each layout that the settings name and the group cannot run is out of the question."""
     incarnation: Incarnation
     scheduling: SchedulerConfig
-    policy: PolicyConfig
-    policy_enabled: bool
+    policy: PolicyInForce
+    """What holds until a router brings another version."""
+    profile: HardwareProfile
+    """What step times are predicted with."""
 
     @property
     def group(self) -> str:
@@ -121,11 +124,10 @@ class GroupBlueprint:
 
     @property
     def _profile(self) -> HardwareProfile:
-        profile = analytical_profile(computes_on(self.settings), dtype=self.dtype)
         budget = self.settings.link_bytes_per_s
         # On a host's CPUs one link carries everything, so its budget bounds switches too.
         shared = bool(budget) and self.settings.device == "cpu"
-        return replace(profile, link_bps=min(profile.link_bps, budget)) if shared else profile
+        return replace(self.profile, link_bps=min(self.profile.link_bps, budget)) if shared else self.profile
 
     def cost_model(self) -> CostModel:
         """Predicts step times on the ranks' devices."""
@@ -134,7 +136,7 @@ class GroupBlueprint:
             precision=named_precision(self.dtype),
             profile=self._profile,
             num_ranks=self.settings.ranks,
-            library=attention_library(self.spec, dtype=self.dtype, hopper=self._profile.name in _HOPPER),
+            library=attention_library(self.spec, dtype=self.dtype, gpu=computes_on(self.settings).name),
         )
 
     def scheduler(self, clock: Callable[[], float]) -> GroupScheduler:
@@ -190,11 +192,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     _check_settings(settings, checkpoint)
     arena = draw_arena(settings, spec, checkpoint, dtype, graph_bytes=_graph_bytes(settings, phase))
     offered = named_layouts(settings.layouts)
-    infeasible = {
-        layout: verdict.reason
-        for layout, verdict in catalog_of_arena(spec, arena, offered).items()
-        if isinstance(verdict, InfeasibleLayout)
-    }
+    infeasible = _infeasible(spec, arena, offered)
     layout = _starting_layout(settings, phase, offered, infeasible)
     scheduling = SchedulerConfig(
         role=Role(phase.value),
@@ -210,7 +208,6 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         admission_overcommit=settings.admission_overcommit if phase is Phase.DECODE else 1.0,
     )
     _check_length(settings, spec, arena, scheduling)
-    policies = load_policy(settings.policy)
     return GroupBlueprint(
         phase=phase,
         settings=settings,
@@ -223,9 +220,33 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         infeasible=infeasible,
         incarnation=scheduling.incarnation,
         scheduling=scheduling,
-        policy=policies.of(phase),
-        policy_enabled=policies.enabled,
+        policy=_own_policy(settings, phase, scheduling),
+        profile=_profile(settings, dtype),
     )
+
+
+def _own_policy(settings: GroupSettings, phase: Phase, scheduling: SchedulerConfig) -> PolicyInForce:
+    document = load_document(settings.policy)
+    if reason := why_not(document, phase=phase, group=scheduling.group, offered=scheduling.layouts):
+        raise ConfigError(f"--policy {settings.policy}: {reason}")
+    return PolicyInForce(phase=phase, group=scheduling.group, document=document, digest=document.digest)
+
+
+def _infeasible(spec: ModelSpec, arena: ArenaMap, offered: Sequence[Layout]) -> dict[Layout, str]:
+    """Layouts that cannot run, and why not."""
+    return {
+        layout: verdict.reason
+        for layout, verdict in catalog_of_arena(spec, arena, offered).items()
+        if isinstance(verdict, InfeasibleLayout)
+    }
+
+
+def _profile(settings: GroupSettings, dtype: str) -> HardwareProfile:
+    if not settings.profile:
+        return analytical_profile(computes_on(settings), dtype=dtype)
+    profile = read_profile(Path(settings.profile))
+    profile.check_group(device=settings.device, dtype=dtype, ranks=settings.ranks)
+    return profile
 
 
 def _records_steps(settings: GroupSettings, phase: Phase) -> bool:

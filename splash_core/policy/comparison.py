@@ -11,7 +11,7 @@ from typing import Any
 
 from splash_core.cost.footprint import Deployment, memory_account
 from splash_core.cost.model import CostModel
-from splash_core.cost.profile import analytical_profile
+from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.end_to_end import Pair, batch_time
@@ -139,8 +139,16 @@ class Comparison:
         }
 
 
-def compare_with_paper(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment) -> Comparison:
+def compare_with_paper(
+    spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, profile: HardwareProfile | None = None
+) -> Comparison:
     """The prefill group of `deployment`, with the paper's decode group behind it, at every sampled position.
+
+    Args:
+        spec: the model.
+        gpu: the devices.
+        deployment: how they are used.
+        profile: measured figures to predict with; without one, the device's own.
 
     Raises:
         ConfigError: the paper has no sweeps of this model on this device; names those that it has.
@@ -154,7 +162,8 @@ def compare_with_paper(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment) ->
         raise ConfigError(
             f"the paper has no sweeps of {spec.name} on {deployment.num_ranks} {gpu.name}: {known}"
         )
-    pair = _pair(spec, gpu, deployment, sweeps)
+    theta = profile or analytical_profile(gpu, dtype=deployment.precision.name)
+    pair = _pair(spec, theta, deployment, sweeps)
     return Comparison(
         sweeps=sweeps,
         chunk_tokens=deployment.chunk_tokens,
@@ -174,11 +183,11 @@ def _compared(pair: Pair, point: MeasuredPoint) -> ComparedPoint:
     return ComparedPoint(measured=point, tokens_per_s={layout: rates[layout] for layout in best_first})
 
 
-def _pair(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, sweeps: PaperSweeps) -> Pair:
+def _pair(spec: ModelSpec, profile: HardwareProfile, deployment: Deployment, sweeps: PaperSweeps) -> Pair:
     prefill = CostModel(
         spec=spec,
         precision=deployment.precision,
-        profile=analytical_profile(gpu, dtype=deployment.precision.name),
+        profile=profile,
         num_ranks=deployment.num_ranks,
     )
     account = memory_account(spec, deployment)

@@ -109,7 +109,6 @@ async def _running(model: Path, **settings: Any) -> AsyncIterator[tuple[GroupLea
         scheduler,
         model=blueprint.cost_model(),
         policy=blueprint.policy,
-        enabled=blueprint.policy_enabled,
         pace=pace,
         clock=loop.time,
     )
