@@ -2,14 +2,20 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from json import dumps, loads
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import typer
 
 from services.admin_client import AdminClient, connect, emit
+from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
+from splash_core.policy.bundle import Difference, replay
 from splash_core.switch.manifest import SwitchMode
 from splash_core.units import format_bytes
+
+_GIVE = "give what `splash layout explain --bundle` wrote"
 
 app = typer.Typer(no_args_is_help=True, help="See and steer layouts.")
 
@@ -136,6 +142,10 @@ def unpin(target: Target, admin: Admin = None, admin_key_file: KeyFile = None, j
 @app.command("explain")
 def explain(
     last: Annotated[int, typer.Option(min=1, help="How many records.")] = 5,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Write what the policies saw and concluded into this file, to be replayed."),
+    ] = None,
     admin: Admin = None,
     admin_key_file: KeyFile = None,
     json: Json = False,
@@ -144,6 +154,11 @@ def explain(
 
     Example: `splash layout explain --last 3`
     """
+    if bundle is not None:
+        with connect(admin, admin_key_file) as client:
+            answer = client.get(f"/admin/decisions/bundle?last={last}")
+        _write_bundle(bundle, answer, as_json=json)
+        return
     with connect(admin, admin_key_file) as client:
         records = client.get_list(f"/admin/decisions?last={last}")
     lines: list[str] = []
@@ -157,6 +172,60 @@ def explain(
             f"\n         predicted by {_profile(record)}: {times or 'nothing'}"
         )
     emit(records, as_json=json, text="\n".join(lines) or "no decisions yet")
+
+
+@app.command("replay")
+def replay_command(
+    file: Annotated[
+        Path, typer.Argument(help="What `splash layout explain --bundle` wrote.", metavar="FILE")
+    ],
+    json: Json = False,
+) -> None:
+    """Let the policy decide again on what a bundle holds; exit code 1 where anything differs.
+
+    Example: `splash layout replay decisions.json`
+    """
+    replayed, differences = replay_file(file)
+    report = {"evaluations": replayed, "differences": [str(difference) for difference in differences]}
+    text = "\n".join(report["differences"]) or f"{replayed} evaluations replayed, bit for bit the same"
+    emit(report, as_json=json, text=text)
+    if differences:
+        raise typer.Exit(1)
+
+
+def replay_file(file: Path) -> tuple[int, list[Difference]]:
+    """Replay every group's bundle of a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no bundles.
+    """
+    try:
+        document: object = loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"bundle {file}: {error}; give what `splash layout explain --bundle` wrote"
+        ) from error
+    groups = cast("dict[str, Any]", document).get("groups") if isinstance(document, dict) else None
+    if not isinstance(groups, list):
+        raise ConfigError(
+            f"bundle {file}: `groups` is missing; give what `splash layout explain --bundle` wrote"
+        )
+    replayed, differences = 0, list[Difference]()
+    for entry in cast("list[dict[str, Any]]", groups):
+        count, found = replay(entry.get("bundle"), where=str(entry.get("group", "bundle")))
+        replayed += count
+        differences += found
+    return replayed, differences
+
+
+def _write_bundle(file: Path, answer: dict[str, Any], *, as_json: bool) -> None:
+    count = sum(len(entry["bundle"].get("evaluations", ())) for entry in answer["groups"])
+    try:
+        file.write_text(dumps(answer) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"bundle {file}: {error}; give a file that can be written") from error
+    text = f"{count} evaluations written to {file}"
+    emit({"file": str(file), "evaluations": count}, as_json=as_json, text=text)
 
 
 def _profile(record: Mapping[str, Any]) -> str:

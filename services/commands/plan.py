@@ -7,6 +7,7 @@ import typer
 from rich.console import Console, Group
 
 from services.admin_client import emit
+from services.commands.compare_page import comparison_page
 from services.commands.plan_tables import report_tables
 from splash_core.checkpoints.cache import DEMO_MODEL
 from splash_core.cost.footprint import Deployment
@@ -16,6 +17,7 @@ from splash_core.layout.catalog import named_layouts
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.build import fetched_model
 from splash_core.leader.profile_file import read_profile
+from splash_core.policy.comparison import Comparison, compare_with_paper
 from splash_core.policy.plan import build_plan
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.fields import read_json
@@ -41,6 +43,9 @@ Chunk = Annotated[
 Layouts = Annotated[
     str, typer.Option("--layouts", help=f"Layouts to compare, separated by commas; of {', '.join(Layout)}.")
 ]
+Compare = Annotated[
+    str, typer.Option("--compare", help="`paper`: our order of layouts against the paper's measured winners.")
+]
 Profile = Annotated[
     Path | None,
     typer.Option(
@@ -61,6 +66,7 @@ def plan_command(
     chunk_tokens: Chunk = 0,
     layouts: Layouts = STANDARD,
     profile: Profile = None,
+    compare: Compare = "",
     json: Json = False,
 ) -> None:
     """Footprints, capacity, longest context, the twelve switches and the best layout per load.
@@ -77,25 +83,32 @@ def plan_command(
     if measured is not None:
         on = "cpu" if device.name == "cpu" else "cuda"
         measured.check_group(device=on, dtype=precision.name, ranks=ranks)
-    report = build_plan(
-        spec,
-        device,
-        Deployment(
-            precision=precision,
-            num_ranks=ranks,
-            memory_bytes=device.memory_bytes,
-            fraction=fraction,
-            page_size=page_size,
-            chunk_tokens=chunk_tokens or _CHUNK_ROWS_PER_RANK * ranks,
-            runtime_bytes=device.runtime_bytes,
-        ),
-        named_layouts(layouts),
-        measured,
+    deployment = Deployment(
+        precision=precision,
+        num_ranks=ranks,
+        memory_bytes=device.memory_bytes,
+        fraction=fraction,
+        page_size=page_size,
+        chunk_tokens=chunk_tokens or _CHUNK_ROWS_PER_RANK * ranks,
+        runtime_bytes=device.runtime_bytes,
     )
+    if compare:
+        if compare != "paper":
+            raise ConfigError(f"--compare {compare!r} is not known; `paper` is")
+        _compare(compare_with_paper(spec, device, deployment, measured), as_json=json)
+        return
+    report = build_plan(spec, device, deployment, named_layouts(layouts), measured)
     if json:
         emit(report.to_json(), as_json=True, text="")
     else:
         Console().print(Group(*report_tables(report)))
+
+
+def _compare(comparison: Comparison, *, as_json: bool) -> None:
+    if as_json:
+        emit(comparison.to_json(), as_json=True, text="")
+    else:
+        typer.echo(comparison_page(comparison), nl=False)
 
 
 def load_spec(model: str) -> ModelSpec:

@@ -5,6 +5,7 @@ still write: those stay quarantined until the writer says that it has stopped, o
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -97,6 +98,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
                 request_id=RequestId(request.request_id),
                 prompt=tuple(request.prompt),
                 sampling=sampling_from_pb(request.sampling),
+                since=time.monotonic(),
             )
             grant = await self._room.admit(arrival)
             stream = self._leader.open_stream(grant.seq)

@@ -50,6 +50,7 @@ class Admin:
             "/admin/cluster": self.cluster,
             "/admin/layouts": self.layouts,
             "/admin/decisions": self.decisions,
+            "/admin/decisions/bundle": self.bundle,
             "/admin/audit": self.audit,
             "/admin/policy": self.policy.get,
             "/admin/policy/versions": self.policy.versions,
@@ -82,17 +83,28 @@ class Admin:
 
     async def decisions(self, request: Request) -> Response:
         """`GET /admin/decisions?last=N&phase=P`: the newest records of all groups, and of canaries."""
-        last = request.query_params.get("last", "20")
-        if not last.isdecimal() or not 1 <= int(last) <= 10_000:
-            raise InvalidRequest(f"last must be 1 to 10000, got {last!r}", param="last")
-        phase = request.query_params.get("phase")
+        last, phase = _last(request), request.query_params.get("phase")
         records = self.registry.records(phase)
         workers = [self.registry.workers[record.address] for record in records]
-        answers = await asyncio.gather(*(worker.decisions(last=int(last)) for worker in workers))
+        answers = await asyncio.gather(*(worker.decisions(last=last) for worker in workers))
         found = [json.loads(text) for answer in answers for text in answer.records]
         found += self.policy.service.canary.records(phase)
         found.sort(key=lambda record: record.get("time", 0))
-        return JSONResponse(found[-int(last) :])
+        return JSONResponse(found[-last:])
+
+    async def bundle(self, request: Request) -> Response:
+        """`GET /admin/decisions/bundle?last=N&phase=P`: what each group's policy saw and concluded."""
+        last, records = _last(request), self.registry.records(request.query_params.get("phase"))
+        workers = [self.registry.workers[record.address] for record in records]
+        answers = await asyncio.gather(*(worker.bundle(last=last) for worker in workers))
+        return JSONResponse(
+            {
+                "groups": [
+                    {"group": answer.group, "phase": answer.phase, "bundle": json.loads(answer.bundle)}
+                    for answer in answers
+                ]
+            }
+        )
 
     async def audit(self, request: Request) -> Response:
         """`GET /admin/audit?pages=1`: every slot, lease and push of every group, and every page."""
@@ -181,6 +193,13 @@ class Admin:
                 return error_response(error)
 
         return endpoint
+
+
+def _last(request: Request) -> int:
+    last = request.query_params.get("last", "20")
+    if not last.isdecimal() or not 1 <= int(last) <= 10_000:
+        raise InvalidRequest(f"last must be 1 to 10000, got {last!r}", param="last")
+    return int(last)
 
 
 def cluster_entry(record: GroupRecord) -> dict[str, Any]:

@@ -163,6 +163,13 @@ class FakeControl(control_pb2_grpc.ControlServicer):
         record = f'{{"time": 1.0, "phase": "{self._group.phase}", "group": "{self._group.group}"}}'
         return control_pb2.DecisionsResult(records=[record])
 
+    async def Bundle(
+        self, request: control_pb2.BundleRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.BundleResult:
+        """A bundle of nothing."""
+        del request, context
+        return control_pb2.BundleResult(group=self._group.group, phase=self._group.phase, bundle="{}")
+
     async def Audit(
         self, request: control_pb2.AuditRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.GroupAudit:

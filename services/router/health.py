@@ -38,6 +38,13 @@ def gauges(registry: Registry, dispatcher: Dispatcher) -> Iterable[Sample]:
         yield "splash_group_kv_tokens_total", labels, state.kv_tokens_total
         yield "splash_group_steps_total", labels, state.steps
         yield "splash_group_layout_epoch", (*labels, ("layout", state.layout)), state.layout_epoch
+        for seen in state.forecasts:
+            of = (*labels, ("layout", seen.layout))
+            yield "splash_step_compared_total", of, seen.steps
+            yield "splash_step_predicted_seconds_total", of, seen.predicted_s
+            yield "splash_step_measured_seconds_total", of, seen.measured_s
+            yield "splash_step_measured_ratio", of, seen.ratio
+            yield "splash_step_drift", of, seen.drifting
         yield "splash_group_policy_version", labels, state.policy.version
         for sample in state.traffic:
             of = (*labels, ("class", sample.traffic), ("peer", sample.peer))

@@ -64,6 +64,7 @@ class SamplingReader:
             max_tokens=max_tokens,
             min_tokens=body.min_tokens or 0,
             stop_token_ids=tuple(sorted({*ends, *given})),
+            priority=body.priority or 0,
         )
 
     def _logit_bias(self, bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:

@@ -106,6 +106,7 @@ class Body(Strict):
     ignore_eos: bool | None = None
     stop_token_ids: Items[int] | None = None
     min_tokens: int | None = None
+    priority: int | None = None
 
 
 class StreamOptions(Strict):

@@ -62,6 +62,10 @@ class Worker(Protocol):
         """The newest decision records of the layout policy."""
         ...
 
+    async def bundle(self, *, last: int) -> control_pb2.BundleResult:
+        """The newest evaluations of the layout policy, to be replayed."""
+        ...
+
     async def audit(self, *, pages: bool) -> control_pb2.GroupAudit:
         """Every slot, lease and push of the group; one entry a page, too, if asked for."""
         ...
@@ -119,6 +123,10 @@ class GrpcWorker:
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
         """See `Worker`."""
         return await self._call(self._control.Decisions(control_pb2.DecisionsRequest(last=last)))
+
+    async def bundle(self, *, last: int) -> control_pb2.BundleResult:
+        """See `Worker`."""
+        return await self._call(self._control.Bundle(control_pb2.BundleRequest(last=last)))
 
     async def audit(self, *, pages: bool) -> control_pb2.GroupAudit:
         """See `Worker`."""

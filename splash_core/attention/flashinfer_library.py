@@ -22,6 +22,7 @@ from torch import Tensor
 
 from splash_core.attention.runs import Runs
 from splash_core.errors import ConfigError, InvariantBroken
+from splash_core.layout.forms import HOPPER, KernelLibrary, attention_library
 from splash_core.model.rope import softmax_scale
 from splash_core.spec.model import ModelSpec
 
@@ -34,8 +35,7 @@ TILES_PER_PLAN = 16384 - 256
 TILE_ROWS = 64
 """(row, head) pairs of the smallest tile."""
 
-_EXPANDED_WIDTHS = {(192, 128), (64, 64), (128, 128), (256, 256)}
-"""(n + p, v) for which the Hopper prefill kernel is built."""
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +80,8 @@ class AttentionLibrary(Protocol):
 
 def serves(spec: ModelSpec, dtype: torch.dtype) -> bool:
     """Whether FlashInfer has kernels for the model's head widths in `dtype`."""
-    return (
-        dtype in (torch.bfloat16, torch.float16)
-        and (spec.kv_lora_rank, spec.rope_dim) == (512, 64)
-        and (spec.qk_dim, spec.v_dim) in _EXPANDED_WIDTHS
-    )
+    library = attention_library(spec, dtype=_DTYPES.get(dtype, ""), gpu=HOPPER[0])
+    return library is KernelLibrary.FLASHINFER
 
 
 class FlashInferLibrary:

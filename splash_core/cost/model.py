@@ -17,7 +17,7 @@ from splash_core.cost.load import Load, OwnerLoad
 from splash_core.cost.precision import Precision
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.shares import Shares
-from splash_core.layout.forms import AttentionForm, CpStorage, may_expand
+from splash_core.layout.forms import AttentionForm, CpStorage, KernelLibrary, may_expand
 from splash_core.layout.layout import KvHistory, LayoutRule, Matrix
 from splash_core.spec.model import ModelSpec
 
@@ -58,6 +58,8 @@ class CostModel:
     num_ranks: int
     forms: tuple[AttentionForm, ...] = ALL_FORMS
     """Forms that prefill rows may take, where the layout allows them."""
+    library: KernelLibrary = KernelLibrary.TORCH
+    """What computes attention there: the same in all layouts, for records."""
 
     @property
     def top_k(self) -> int | None:

@@ -35,6 +35,8 @@ class SwitchCost:
     """Slow-down of computation by transfers that hide behind it, and of handoffs under way."""
     delayed_s: float = 0.0
     """Of the contention: for handoffs under way, which share the link with the switch."""
+    ahead_steps: int = 0
+    """Ordinary steps that copy ahead before the switching step."""
 
     @property
     def total_s(self) -> float:
@@ -70,25 +72,30 @@ def switch_bytes(
         rule_to: the layout wanted.
         owner_tokens: cached tokens of each rank's own requests, `[T]`.
     """
-    ranks, total = len(owner_tokens), sum(owner_tokens)
+    ranks = len(owner_tokens)
     weights = sum(
         precision.matrix_bytes(spec, matrix) * (ranks - 1) // ranks
         for matrix in Matrix
         if _gathers(rule_from, rule_to, matrix)
     )
-    missing = 0.0
+    missing = missing_tokens(rule_from, rule_to, owner_tokens=owner_tokens)
+    row = precision.kv_token_bytes(spec) / spec.num_mla_layers
+    return SwitchBytes(weights=weights, kv=round(missing * row))
+
+
+def missing_tokens(rule_from: LayoutRule, rule_to: LayoutRule, *, owner_tokens: Sequence[int]) -> float:
+    """Tokens of KV that the fullest rank lacks, equation (3); arguments as for `switch_bytes`."""
+    ranks, total = len(owner_tokens), sum(owner_tokens)
     match kv_primitive(rule_from, rule_to):
         case Primitive.ALL_GATHER:
             held = min(owner_tokens) if rule_from.history is KvHistory.OWNER else total / ranks
-            missing = total - held
+            return total - held
         case Primitive.ALL_TO_ALL if rule_to.history is KvHistory.STRIPED:
-            missing = (total - min(owner_tokens)) / ranks
+            return (total - min(owner_tokens)) / ranks
         case Primitive.ALL_TO_ALL:
-            missing = max(owner_tokens) * (ranks - 1) / ranks
+            return max(owner_tokens) * (ranks - 1) / ranks
         case _:
-            pass
-    row = precision.kv_token_bytes(spec) / spec.num_mla_layers
-    return SwitchBytes(weights=weights, kv=round(missing * row))
+            return 0.0
 
 
 def switch_cost(
@@ -100,14 +107,14 @@ def switch_cost(
     mode: SwitchMode = SwitchMode.OVERLAPPED,
     pending_bytes: int = 0,
 ) -> SwitchCost:
-    """Exposed and contention time of a switch, equation (7) with one staging buffer.
+    """Exposed and contention time of a switch, nothing of it copied ahead: equation (7), one staging buffer.
 
     Args:
         profile: θ.
         moved: bytes per layer on the fullest rank.
         layers: layers that hold state.
         step_s: predicted time of the switching step in the destination layout.
-        mode: how the manifest is executed; `precopied` is charged as overlapped, which it falls back to.
+        mode: how the manifest is executed; for `precopied` see `cost.precopy`.
         pending_bytes: bytes of pushes under way on the same links.
     """
     transfer = sum(

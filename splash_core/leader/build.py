@@ -16,6 +16,7 @@ from splash_core.environment import cache_home
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import GroupId, Incarnation
 from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named_layouts
+from splash_core.layout.forms import attention_library
 from splash_core.layout.layout import Layout, shown_layouts
 from splash_core.layout.slots import ArenaMap
 from splash_core.leader.fingerprint import checkpoint_fingerprint
@@ -26,6 +27,7 @@ from splash_core.policy.config import load_document
 from splash_core.policy.in_force import PolicyInForce, why_not
 from splash_core.policy.snapshot import Phase
 from splash_core.rpc.abi import kv_abi
+from splash_core.scheduling.attention_choice import Fastest
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.limits import max_request_tokens
@@ -134,6 +136,7 @@ class GroupBlueprint:
             precision=named_precision(self.dtype),
             profile=self._profile,
             num_ranks=self.settings.ranks,
+            library=attention_library(self.spec, dtype=self.dtype, gpu=computes_on(self.settings).name),
         )
 
     def scheduler(self, clock: Callable[[], float]) -> GroupScheduler:
@@ -145,6 +148,7 @@ class GroupBlueprint:
             config=self.scheduling,
             clock=clock,
             infeasible=self.infeasible,
+            chooser=Fastest(self.cost_model()),
         )
 
 

@@ -103,6 +103,17 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             traffic=samples_to_pb(leader.ranks.traffic.samples()),
             policy=policy_to_pb(leader.steering.policy, pinned=leader.steering.pinned),
             totals=totals_to_pb(leader.step_totals),
+            forecasts=[
+                control_pb2.LayoutForecast(
+                    layout=layout.value,
+                    steps=seen.steps,
+                    predicted_s=seen.predicted_s,
+                    measured_s=seen.measured_s,
+                    ratio=seen.ratio,
+                    drifting=leader.steering.forecasts.drifting(layout),
+                )
+                for layout, seen in leader.steering.forecasts.layouts.items()
+            ],
         )
 
     async def SetLayout(
@@ -218,6 +229,17 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         del context
         records = self._leader.steering.decisions(request.last)
         return control_pb2.DecisionsResult(records=[json.dumps(record.to_json()) for record in records])
+
+    async def Bundle(
+        self, request: control_pb2.BundleRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.BundleResult:
+        """What the policy saw and concluded, to be replayed."""
+        del context
+        return control_pb2.BundleResult(
+            group=self._blueprint.group,
+            phase=self._blueprint.phase.value,
+            bundle=json.dumps(self._leader.steering.recorder.bundle(request.last or None)),
+        )
 
     async def Audit(
         self, request: control_pb2.AuditRequest, context: grpc.aio.ServicerContext

@@ -229,6 +229,7 @@ class GroupLeader:
         if plan is None:
             return False
         self._part.planned(plan)
+        self.steering.forecasts.planned(plan)
         await self.ranks.begin(plan)
         self._sent.append(plan)
         self.notices.under_way(self._sent)
@@ -245,7 +246,9 @@ class GroupLeader:
         results = await self.ranks.finish(plan.step, timeout_s=self._step_timeout_s)
         self._sent.popleft()
         self.notices.under_way(self._sent)
-        self._pace.record(plan, max(result.times.total_s for result in results))
+        step_s = max(result.times.total_s for result in results)
+        self._pace.record(plan, step_s)
+        self.steering.forecasts.stepped(plan, step_s)
         self.deliver(self.scheduler.complete(results), plan)
         self._step_ended, self._step_began = time.monotonic(), None
         if self._sent:

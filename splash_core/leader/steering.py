@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 from splash_core.cost.model import CostModel
 from splash_core.errors import Conflict, SplashError
 from splash_core.layout.layout import Layout
+from splash_core.leader.forecasts import Forecasts
 from splash_core.leader.pace import StepPace
+from splash_core.policy.bundle import Recorder
 from splash_core.policy.config import GroupPolicy
 from splash_core.policy.decision import Decision
 from splash_core.policy.in_force import PolicyInForce
 from splash_core.policy.log import DecisionLog
 from splash_core.policy.snapshot import Snapshot
 from splash_core.policy.state import PolicyState
-from splash_core.policy.switching import decide, refused
+from splash_core.policy.switching import refused
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.step import StepPlan
@@ -28,7 +30,7 @@ _DEFERRED_LIMIT_S = 30.0
 """A switch that waits this long for pages in use outside is refused with the numbers."""
 _CALENDAR_S = 0.25
 """How often calendars are looked at."""
-_PREFERENCES = ("allowed", "margin", "horizon_steps", "itl_bound_ms")
+_PREFERENCES = ("allowed", "margin", "horizon_steps", "itl_bound_ms", "ttft_bound_ms")
 """Keys that decide which layout leads: a streak under other values says nothing."""
 
 
@@ -87,7 +89,7 @@ class Steering:
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
-        self._model = model
+        self.recorder = Recorder(model)
         self._policy = policy
         self._pace = pace
         self._clock = clock
@@ -99,7 +101,10 @@ class Steering:
         self._next_look = 0.0
         self._offer: _Offer | None = None
         self._log = DecisionLog()
+        self.forecasts = Forecasts(model, self._log.add)
         self._wish: _Wish | None = None
+        self._ordered: Decision | None = None
+        """The policy's switch that is under way."""
         self._next_tick = 0.0
 
     @property
@@ -178,25 +183,35 @@ class Steering:
             return
         config = self._now.config
         self._next_tick = now + config.interval_s
-        decision, state = decide(snapshot(), self._model, config, self._state)
+        seen = snapshot()
+        self.forecasts.seen(seen)
+        decision, state = self.recorder.decide(seen, config, self._state)
         self._state = state
+        if decision.steps is not None and self._now.enabled:
+            self._scheduler.limit_chunk(decision.steps.chunk_tokens)
         if decision.switches:
-            outcome = self._scheduler.request_switch(decision.layout_to)
+            outcome = self._scheduler.request_switch(decision.layout_to, decision.executor.mode)
             if isinstance(outcome, Refusal):
                 decision = refused(decision, refusal_text(outcome))
             elif isinstance(outcome, SwitchDeferred):
                 decision = refused(decision, f"deferred: {refusal_text(outcome.refusal)}")
+            else:
+                self._ordered = decision
         inputs = {**decision.inputs, "policy_version": self._policy.number, "trying": self._policy.trying}
         self._log.add(replace(decision, inputs=inputs))
 
     def on_switched(self, event: SwitchedEvent, plan: StepPlan, *, paused_s: float) -> None:
         """A switch was executed with `plan`, before which no step was under way for `paused_s` seconds."""
         self._pace.forget()
+        self._ordered = None
         exposed_s = self._pace.exposed_s(plan, paused_s + event.step_s)
         self._answer(event, exposed_s)
 
     def on_refused(self, event: SwitchRefusedEvent) -> None:
-        """The planner refused at the boundary what it had accepted before."""
+        """The planner refused at the boundary what it had accepted before, or had yet to plan."""
+        ordered, self._ordered = self._ordered, None
+        if ordered is not None and ordered.layout_to is event.refusal.layout_to:
+            self._log.add(refused(ordered, refusal_text(event.refusal)))
         if self._wish is not None and not event.retry:
             self._refuse(Conflict(refusal_text(event.refusal)))
 

@@ -1,11 +1,12 @@
-"""The bounded first-in-first-out queue in front of a decode group's pages.
+"""The bounded queue in front of a decode group's pages: first in first out, but for priorities.
 
-Invariant: a request waits in exactly one place, in order of arrival, until it is granted, refused or leaves;
-beyond the bound a new one is refused at once with a time to come back.
+Invariant: a request waits in exactly one place, in order of precedence, until it is granted, refused or
+leaves; beyond the bound a new one is refused at once with a time to come back.
 """
 
 import asyncio
-from collections import deque
+import itertools
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,12 +24,20 @@ class Arrival:
     request_id: RequestId
     prompt: tuple[int, ...]
     sampling: SamplingParams
+    since: float = 0.0
+    """When it came, in seconds; only differences are used."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     arrival: Arrival
+    number: int
     grant: "asyncio.Future[Grant]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def precedence(self) -> tuple[float, int]:
+        """Smaller goes first, as in the scheduler."""
+        return self.arrival.sampling.precedence_s(self.arrival.since), self.number
 
 
 class WaitingRoom:
@@ -53,7 +62,8 @@ class WaitingRoom:
         self._give_back = give_back
         self._max_requests = max_requests
         self._max_tokens = max_tokens
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: list[_Waiter] = []
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -84,8 +94,8 @@ class WaitingRoom:
             waiting=len(self), tokens=self.tokens, new_tokens=len(arrival.prompt),
             max_requests=self._max_requests, max_tokens=self._max_tokens,
         )  # fmt: skip
-        waiter = _Waiter(arrival)
-        self._waiters.append(waiter)
+        waiter = _Waiter(arrival, next(self._numbers))
+        insort(self._waiters, waiter, key=lambda one: one.precedence)
         self.pump()
         try:
             return await waiter.grant
@@ -104,23 +114,23 @@ class WaitingRoom:
             waiter = self._waiters[0]
             if waiter.grant.done():
                 # Cancelled, but its call has not run since: a grant would have no taker.
-                self._waiters.popleft()
+                self._waiters.pop(0)
                 continue
             try:
                 grant = self._reserve(waiter.arrival)
             except SplashError as error:
-                self._waiters.popleft()
+                self._waiters.pop(0)
                 waiter.grant.set_exception(error)
                 continue
             if grant is None:
                 return
-            self._waiters.popleft()
+            self._waiters.pop(0)
             waiter.grant.set_result(grant)
 
     def fail(self, error: SplashError) -> None:
         """Refuse everybody that waits."""
         while self._waiters:
-            waiter = self._waiters.popleft()
+            waiter = self._waiters.pop(0)
             if not waiter.grant.done():
                 waiter.grant.set_exception(error)
 

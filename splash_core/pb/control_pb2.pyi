@@ -54,7 +54,7 @@ class StateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "kv_tokens_projected", "step_age_s", "failure", "traffic", "policy", "totals")
+    __slots__ = ("group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "kv_tokens_projected", "step_age_s", "failure", "traffic", "policy", "totals", "forecasts")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class GroupState(_message.Message):
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    FORECASTS_FIELD_NUMBER: _ClassVar[int]
     group: str
     phase: str
     state: str
@@ -91,7 +92,24 @@ class GroupState(_message.Message):
     traffic: _containers.RepeatedCompositeFieldContainer[_common_pb2.TrafficSample]
     policy: PolicyState
     totals: StepTotals
-    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., state: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[int] = ..., steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., kv_tokens_projected: _Optional[int] = ..., step_age_s: _Optional[float] = ..., failure: _Optional[str] = ..., traffic: _Optional[_Iterable[_Union[_common_pb2.TrafficSample, _Mapping]]] = ..., policy: _Optional[_Union[PolicyState, _Mapping]] = ..., totals: _Optional[_Union[StepTotals, _Mapping]] = ...) -> None: ...
+    forecasts: _containers.RepeatedCompositeFieldContainer[LayoutForecast]
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., state: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[int] = ..., steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., kv_tokens_projected: _Optional[int] = ..., step_age_s: _Optional[float] = ..., failure: _Optional[str] = ..., traffic: _Optional[_Iterable[_Union[_common_pb2.TrafficSample, _Mapping]]] = ..., policy: _Optional[_Union[PolicyState, _Mapping]] = ..., totals: _Optional[_Union[StepTotals, _Mapping]] = ..., forecasts: _Optional[_Iterable[_Union[LayoutForecast, _Mapping]]] = ...) -> None: ...
+
+class LayoutForecast(_message.Message):
+    __slots__ = ("layout", "steps", "predicted_s", "measured_s", "ratio", "drifting")
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_S_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_S_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    DRIFTING_FIELD_NUMBER: _ClassVar[int]
+    layout: str
+    steps: int
+    predicted_s: float
+    measured_s: float
+    ratio: float
+    drifting: bool
+    def __init__(self, layout: _Optional[str] = ..., steps: _Optional[int] = ..., predicted_s: _Optional[float] = ..., measured_s: _Optional[float] = ..., ratio: _Optional[float] = ..., drifting: _Optional[bool] = ...) -> None: ...
 
 class PolicyState(_message.Message):
     __slots__ = ("version", "digest", "trying", "pinned")
@@ -196,6 +214,22 @@ class DecisionsResult(_message.Message):
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, records: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BundleRequest(_message.Message):
+    __slots__ = ("last",)
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    def __init__(self, last: _Optional[int] = ...) -> None: ...
+
+class BundleResult(_message.Message):
+    __slots__ = ("group", "phase", "bundle")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    phase: str
+    bundle: str
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., bundle: _Optional[str] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
     __slots__ = ("pages",)

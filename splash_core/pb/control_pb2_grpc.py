@@ -64,6 +64,11 @@ class ControlStub:
                 request_serializer=splash__core_dot_pb_dot_control__pb2.DecisionsRequest.SerializeToString,
                 response_deserializer=splash__core_dot_pb_dot_control__pb2.DecisionsResult.FromString,
                 _registered_method=True)
+        self.Bundle = channel.unary_unary(
+                '/splash.v1.Control/Bundle',
+                request_serializer=splash__core_dot_pb_dot_control__pb2.BundleRequest.SerializeToString,
+                response_deserializer=splash__core_dot_pb_dot_control__pb2.BundleResult.FromString,
+                _registered_method=True)
         self.Audit = channel.unary_unary(
                 '/splash.v1.Control/Audit',
                 request_serializer=splash__core_dot_pb_dot_control__pb2.AuditRequest.SerializeToString,
@@ -116,6 +121,12 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Bundle(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Audit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -161,6 +172,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Decisions,
                     request_deserializer=splash__core_dot_pb_dot_control__pb2.DecisionsRequest.FromString,
                     response_serializer=splash__core_dot_pb_dot_control__pb2.DecisionsResult.SerializeToString,
+            ),
+            'Bundle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Bundle,
+                    request_deserializer=splash__core_dot_pb_dot_control__pb2.BundleRequest.FromString,
+                    response_serializer=splash__core_dot_pb_dot_control__pb2.BundleResult.SerializeToString,
             ),
             'Audit': grpc.unary_unary_rpc_method_handler(
                     servicer.Audit,
@@ -335,6 +351,33 @@ class Control:
             '/splash.v1.Control/Decisions',
             splash__core_dot_pb_dot_control__pb2.DecisionsRequest.SerializeToString,
             splash__core_dot_pb_dot_control__pb2.DecisionsResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Bundle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splash.v1.Control/Bundle',
+            splash__core_dot_pb_dot_control__pb2.BundleRequest.SerializeToString,
+            splash__core_dot_pb_dot_control__pb2.BundleResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,9 @@ class PolicyConfig:
     """Budget of predicted exposed switch time, in milliseconds per minute."""
     itl_bound_ms: float | None = None
     """Decode steps should not take longer; layouts that do are chosen only if all do."""
+    ttft_bound_ms: float | None = None
+    """A prompt that comes now and fits a chunk should have its first token by then: chunks are chosen so, and
+    layouts that cannot are chosen only if none can."""
     hold_s: float = 60.0
     """For how long a manual set holds the policy off, in seconds."""
     max_age_s: float = 10.0

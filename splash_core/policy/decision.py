@@ -4,10 +4,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
+from splash_core.layout.forms import AttentionForm, CpStorage, KernelLibrary
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Phase
+from splash_core.switch.manifest import SwitchMode
 
 
 class Verdict(StrEnum):
@@ -40,6 +42,46 @@ class Cause(StrEnum):
     INFEASIBLE = "infeasible"
     REFUSED = "refused"
     """The planner refused the manifest, after a SWITCH verdict."""
+    DRIFT = "drift"
+    """Steps of a layout do not take what is predicted any more: an alarm, beside the decisions."""
+    NO_DRIFT = "no_drift"
+    """They do again."""
+
+
+class Executor(StrEnum):
+    """How a switch that is wanted is executed."""
+
+    NONE = "none"
+    """No switch is wanted."""
+    OVERLAPPED = "overlapped"
+    PRECOPIED = "precopied"
+    WAIT = "wait"
+    """Not now: the reason says what for."""
+
+    @property
+    def mode(self) -> SwitchMode:
+        """What to ask the scheduler for."""
+        return SwitchMode.PRECOPIED if self is Executor.PRECOPIED else SwitchMode.OVERLAPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """How the next steps are computed, in the layout that they run in."""
+
+    chunk_tokens: int
+    """Rows of a step that computes prompts."""
+    form: AttentionForm
+    storage: CpStorage
+    library: KernelLibrary
+
+    def to_json(self) -> dict[str, Any]:
+        """In the shape of `GET /admin/decisions`."""
+        return {
+            "chunk_tokens": self.chunk_tokens,
+            "form": self.form.value,
+            "cp_storage": self.storage.value,
+            "backend": self.library.value,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +103,10 @@ class Decision:
     cost_ms: float
     """Exposed time and contention charge of a switch to `layout_to`."""
     inputs: Mapping[str, Any]
+    executor: Executor = Executor.NONE
+    """How the switch to `layout_to` is executed, or that it waits."""
+    steps: StepShape | None = None
+    """None where the layout of the next steps has no prediction."""
 
     @property
     def switches(self) -> bool:
@@ -85,6 +131,8 @@ class Decision:
             },
             "refused": {layout.value: why for layout, why in self.refused.items()},
             "cost_ms": round(self.cost_ms, 4),
+            "executor": self.executor.value,
+            "steps": None if self.steps is None else self.steps.to_json(),
             "inputs": {name: _plain(value) for name, value in self.inputs.items()},
         }
 
@@ -93,4 +141,7 @@ def _plain(value: Any) -> Any:
     """JSON has no infinity: what is infinite is null."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, Any]", value)
+        return {name: _plain(entry) for name, entry in entries.items()}
     return value

@@ -139,6 +139,14 @@ KEYS: Mapping[str, Key] = {
             words=f'must be above 0, or "{NONE}"',
         ),
         Key(
+            name="ttft_bound_ms",
+            doc="first token of a prompt that comes now and fits a chunk: chunks are chosen so, and slower "
+            "layouts only if all are slower",
+            form=_number_or_none,
+            holds=lambda value: value is None or value > 0,
+            words=f'must be above 0, or "{NONE}"',
+        ),
+        Key(
             name="hold_s",
             doc="a manual set keeps the policy off for so long, s",
             form=_number,

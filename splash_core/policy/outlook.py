@@ -15,6 +15,9 @@ from splash_core.policy.config import DEFAULT_HORIZON_STEPS
 from splash_core.policy.room import Demand, Room
 from splash_core.policy.snapshot import Phase, RunningSequence, Snapshot
 
+_STEPS_TO_FIRST_TOKEN = 3
+"""A prompt that comes waits for the step that runs and the one that has been sent, and then runs its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
@@ -31,6 +34,8 @@ class Outlook:
     admitted: int
     """Requests that run at once: |x_l|."""
     waves: int
+    chunk_tokens: int
+    """Rows of a step that computes prompts, chosen for this layout."""
     refusal: str = ""
     """Why the running histories do not fit this layout, when they do not."""
 
@@ -45,6 +50,7 @@ def outlooks(
     model: CostModel,
     *,
     itl_bound_s: float | None = None,
+    ttft_bound_s: float | None = None,
     horizon_steps: int = DEFAULT_HORIZON_STEPS,
 ) -> Mapping[Layout, Outlook]:
     """The outlook of every feasible layout of the group.
@@ -52,34 +58,33 @@ def outlooks(
     Args:
         snapshot: load and room.
         model: the cost model of the deployment.
-        itl_bound_s: decode steps should not take longer; layouts that do come last, unless all do.
+        itl_bound_s: steps with decode rows should not take longer; layouts in which they do come last, unless
+            they do in all.
+        ttft_bound_s: the same for the first token of a prompt that comes now and fits one chunk.
         horizon_steps: steps for which a layout is chosen; what grows in them must fit.
     """
     names = [layout for layout, pool in snapshot.pools.items() if pool.feasible]
     demand = _servable(snapshot, [Room.of(snapshot, layout) for layout in names])
-    prefill = snapshot.phase is Phase.PREFILL
-    rows = [_prompt_rows(item, snapshot) if prefill else _decode_rows(item) for item in snapshot.running]
-    base = Load.of(rows, num_ranks=snapshot.num_ranks, top_k=model.top_k)
-    look = _prefill if prefill else _decode
-    result = {layout: look(snapshot, model, layout, base, demand, horizon_steps) for layout in names}
-    if itl_bound_s is None or snapshot.phase is Phase.PREFILL:
-        return result
-    if all(outlook.prediction.step_s > itl_bound_s for outlook in result.values()):
+    bound_s = _step_bound(snapshot, itl_bound_s=itl_bound_s, ttft_bound_s=ttft_bound_s)
+    look = _prefill if snapshot.phase is Phase.PREFILL else _decode
+    result = {layout: look(snapshot, model, layout, demand, horizon_steps, bound_s) for layout in names}
+    if all(outlook.prediction.step_s > bound_s for outlook in result.values()):
         return result
     return {
-        layout: replace(outlook, objective_s=math.inf) if outlook.prediction.step_s > itl_bound_s else outlook
+        layout: replace(outlook, objective_s=math.inf) if outlook.prediction.step_s > bound_s else outlook
         for layout, outlook in result.items()
     }
 
 
-def step_load(snapshot: Snapshot, *, top_k: int | None) -> Load:
-    """The rows of the next step alone, to choose its attention form."""
-    items = [
-        Rows(running.step_rows, running.context_tokens, running.owner)
-        for running in snapshot.running
-        if running.step_rows
-    ]
-    return Load.of(items, num_ranks=snapshot.num_ranks, top_k=top_k)
+def _step_bound(snapshot: Snapshot, *, itl_bound_s: float | None, ttft_bound_s: float | None) -> float:
+    """How long a step may take; infinite without bounds that apply."""
+    bounds = [math.inf]
+    if snapshot.phase is Phase.PREFILL and ttft_bound_s is not None:
+        bounds.append(ttft_bound_s / _STEPS_TO_FIRST_TOKEN)
+    decodes = any(running.step_rows and not running.remaining_prompt for running in snapshot.running)
+    if itl_bound_s is not None and (snapshot.phase is Phase.DECODE or decodes):
+        bounds.append(itl_bound_s)
+    return min(bounds)
 
 
 def _servable(snapshot: Snapshot, rooms: Sequence[Room]) -> tuple[Demand, ...]:
@@ -94,16 +99,18 @@ def _decode(
     snapshot: Snapshot,
     model: CostModel,
     layout: Layout,
-    base: Load,
     waiting: tuple[Demand, ...],
     horizon: int,
+    bound_s: float,
 ) -> Outlook:
+    del bound_s  # a decode step has no chunk that could be smaller
     room = Room.of(snapshot, layout)
     refusal = room.place_running(horizon=horizon)
     starved = any(not room.could_hold(demand.tokens) for demand in waiting)
     admitted, _ = room.admit(waiting)
     rows = [Rows(1, placed.prompt, placed.owner) for placed in admitted]
-    load = base.with_rows(rows, steps=1, top_k=model.top_k)
+    rows += [_decode_rows(running) for running in snapshot.running]
+    load = Load.of(rows, num_ranks=snapshot.num_ranks, top_k=model.top_k)
     decode = all(running.step_rows <= 1 for running in snapshot.running)
     prediction = model.predict(RULES[layout], load, decode=decode)
     remaining = [running.projected_output for running in snapshot.running]
@@ -117,6 +124,7 @@ def _decode(
         remaining_steps=max([1, *remaining]),
         admitted=num_requests,
         waves=1,
+        chunk_tokens=snapshot.chunk_tokens,
         refusal=refusal,
     )
 
@@ -125,22 +133,22 @@ def _prefill(
     snapshot: Snapshot,
     model: CostModel,
     layout: Layout,
-    base: Load,
     waiting: tuple[Demand, ...],
     horizon: int,
+    bound_s: float,
 ) -> Outlook:
     room = Room.of(snapshot, layout)
     refusal = room.place_running(horizon=horizon)
     starved = any(not room.could_hold(demand.tokens) for demand in waiting)
     admitted, rest = room.admit(waiting)
-    first = _finish(snapshot, model, layout, base, admitted)
+    chunk = _chunk(snapshot, model, layout, admitted, bound_s)
+    first = _finish(snapshot, model, layout, snapshot.running, admitted, chunk)
     objective, steps, waves = first.total_s, first.steps, 1
     num_first = len(snapshot.running) + len(admitted)
-    empty = Load.of((), num_ranks=snapshot.num_ranks)
     while rest and not starved:
         room.clear()
         admitted, rest = room.admit(rest)
-        wave = _finish(snapshot, model, layout, empty, admitted)
+        wave = _finish(snapshot, model, layout, (), admitted, chunk)
         objective, steps, waves = objective + wave.total_s, steps + wave.steps, waves + 1
     return Outlook(
         layout=layout,
@@ -150,18 +158,39 @@ def _prefill(
         remaining_steps=steps,
         admitted=num_first,
         waves=waves,
+        chunk_tokens=chunk,
         refusal=refusal,
     )
 
 
-def _finish(
-    snapshot: Snapshot, model: CostModel, layout: Layout, base: Load, admitted: Sequence[Demand]
-) -> Prediction:
-    """The steps that finish all rows of `base` and of the prompts admitted."""
+def _chunk(
+    snapshot: Snapshot, model: CostModel, layout: Layout, admitted: Sequence[Demand], bound_s: float
+) -> int:
+    """The largest chunk, by halving what memory is sized for, whose steps keep the bound.
+
+    A smaller chunk only costs time, so a bound that not even a page of rows keeps binds nothing.
+    """
     chunk = snapshot.chunk_tokens
-    items = [Rows(placed.prompt, 0, placed.owner, _visits(placed.prompt, chunk)) for placed in admitted]
-    steps = _visits(round(base.total.rows) + sum(item.rows for item in items), chunk)
-    load = base.with_rows(items, steps=steps, top_k=model.top_k)
+    while _finish(snapshot, model, layout, snapshot.running, admitted, chunk).step_s > bound_s:
+        if chunk <= min(snapshot.page_size, snapshot.chunk_tokens):
+            return snapshot.chunk_tokens
+        chunk = max(chunk // 2, snapshot.page_size)
+    return chunk
+
+
+def _finish(
+    snapshot: Snapshot,
+    model: CostModel,
+    layout: Layout,
+    running: Sequence[RunningSequence],
+    admitted: Sequence[Demand],
+    chunk: int,
+) -> Prediction:
+    """The steps that finish all prompts that run and those admitted."""
+    items = [_prompt_rows(item, chunk) for item in running]
+    items += [Rows(placed.prompt, 0, placed.owner, _visits(placed.prompt, chunk)) for placed in admitted]
+    steps = _visits(sum(item.rows for item in items), chunk)
+    load = Load.of(items, num_ranks=snapshot.num_ranks, steps=steps, top_k=model.top_k)
     return model.predict(RULES[layout], load, decode=False)
 
 
@@ -169,10 +198,9 @@ def _decode_rows(running: RunningSequence) -> Rows:
     return Rows(max(running.step_rows, 1), running.context_tokens, running.owner)
 
 
-def _prompt_rows(running: RunningSequence, snapshot: Snapshot) -> Rows:
+def _prompt_rows(running: RunningSequence, chunk: int) -> Rows:
     rows = running.remaining_prompt
-    visits = _visits(rows, snapshot.chunk_tokens)
-    return Rows(rows, running.context_tokens, running.owner, visits, samples=min(rows, 1))
+    return Rows(rows, running.context_tokens, running.owner, _visits(rows, chunk), samples=min(rows, 1))
 
 
 def _visits(rows: int, chunk_tokens: int) -> int:

@@ -53,7 +53,7 @@ class LayoutPool:
     total_tokens: int = 0
     """Pool tokens per rank in this layout (ordinary slots, and borrowed ones where it borrows)."""
     free_tokens: int = 0
-    """Of those, tokens per rank free now on the fullest rank; informative (recorded, not decided on)."""
+    """Of those, tokens per rank free now on the fullest rank: the room for second copies of a precopy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,8 @@ class Snapshot:
     """Cached tokens per rank as placed now; informative (recorded), the prediction derives its own."""
     pending_handoff_bytes: int = 0
     """Bytes of pushes under way on the links that a switch would use."""
+    precopy_bytes_per_step: int = 0
+    """What a rank may receive in an ordinary step while a switch copies ahead; 0: the group cannot."""
     switch_pending: bool = False
     """True while a switch was requested and has not been executed."""
     measured_step_s: float | None = None

@@ -6,32 +6,20 @@ feasible or cannot hold the running histories is never chosen; every decision st
 time of every feasible layout.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from splash_core.cost.model import CostModel
-from splash_core.cost.switch import SwitchCost, switch_bytes, switch_cost
-from splash_core.layout.layout import RULES, Layout
+from splash_core.cost.switch import SwitchCost
+from splash_core.layout.layout import Layout
 from splash_core.policy.config import PolicyConfig
-from splash_core.policy.decision import Cause, Decision, Verdict
+from splash_core.policy.decision import Cause, Decision, Executor, Verdict
+from splash_core.policy.executor import Way, best_way, ways, ways_json
+from splash_core.policy.finding import Finding, record
 from splash_core.policy.outlook import Outlook, outlooks
 from splash_core.policy.snapshot import Phase, Snapshot
 from splash_core.policy.state import PolicyState
 from splash_core.units import format_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    """A verdict on its way into a record, with the state that follows from it."""
-
-    verdict: Verdict
-    cause: Cause
-    reason: str
-    layout_to: Layout
-    state: PolicyState
-    extra: Mapping[str, Any]
-    cost: SwitchCost | None = None
 
 
 def decide(
@@ -47,12 +35,21 @@ def decide(
         config: the phase's settings.
         state: what earlier decisions left.
     """
-    bound = None if config.itl_bound_ms is None else config.itl_bound_ms / 1e3
-    looks = outlooks(snapshot, model, itl_bound_s=bound, horizon_steps=config.horizon_steps)
+    looks = outlooks(
+        snapshot,
+        model,
+        itl_bound_s=_seconds(config.itl_bound_ms),
+        ttft_bound_s=_seconds(config.ttft_bound_ms),
+        horizon_steps=config.horizon_steps,
+    )
     finding = _manual(snapshot, model, config, state, looks) or _blocked(snapshot, config, state)
     if finding is None:
         finding = _weigh(snapshot, model, config, state, looks)
-    return _record(snapshot, model, looks, finding), finding.state
+    return record(snapshot, model, looks, finding), finding.state
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
 def refused(decision: Decision, reason: str) -> Decision:
@@ -66,7 +63,7 @@ def _manual(
     config: PolicyConfig,
     state: PolicyState,
     looks: Mapping[Layout, Outlook],
-) -> _Finding | None:
+) -> Finding | None:
     """What the operator has asked for, which goes before the policy."""
     now, pinned = snapshot.time_s, state.pinned
     if pinned is not None:
@@ -80,10 +77,9 @@ def _manual(
             return _hold(Cause.PINNED, f"pinned to {pinned}; next attempt in {wait:.1f} s", pinned, state)
         why = _unreachable(snapshot, looks, pinned)
         if why:
-            return _Finding(Verdict.REJECT, Cause.INFEASIBLE, f"pinned to {pinned}: {why}", pinned, state, {})
-        cost = _cost(snapshot, model, looks[pinned])
+            return Finding(Verdict.REJECT, Cause.INFEASIBLE, f"pinned to {pinned}: {why}", pinned, state, {})
         after = replace(state.with_switch(now, exposed_s=0.0), pin_tried_s=now)
-        return _Finding(Verdict.SWITCH, Cause.PINNED, f"pinned to {pinned}", pinned, after, {}, cost)
+        return _pinned(snapshot, model, config, looks, pinned, after)
     if snapshot.switch_pending:
         return _hold(Cause.SWITCH_PENDING, "a switch is under way", snapshot.layout, state)
     if state.hold_until_s is not None and now < state.hold_until_s:
@@ -93,7 +89,7 @@ def _manual(
     return None
 
 
-def _blocked(snapshot: Snapshot, config: PolicyConfig, state: PolicyState) -> _Finding | None:
+def _blocked(snapshot: Snapshot, config: PolicyConfig, state: PolicyState) -> Finding | None:
     """Why nothing can be concluded: inputs missing or too old, or nothing to do."""
     reset = state.with_candidate(None)
     if not snapshot.pools:
@@ -115,7 +111,7 @@ def _weigh(
     config: PolicyConfig,
     state: PolicyState,
     looks: Mapping[Layout, Outlook],
-) -> _Finding:
+) -> Finding:
     """Compare the present layout with the best other one."""
     here = looks.get(snapshot.layout)
     allowed = [looks[layout] for layout in config.allowed if layout in looks]
@@ -126,11 +122,11 @@ def _weigh(
         barred = _best([look for look in allowed if look.refusal and not look.present])
         if barred is not None and _lead(own, barred) > config.margin:
             lead = {"lead": _lead(own, barred)}
-            return _Finding(
+            return Finding(
                 Verdict.REJECT, Cause.NO_ROOM, barred.refusal, barred.layout, state.with_candidate(None), lead
             )
         return _no_lead(snapshot, config, state, own, best)
-    return _worth(snapshot, model, config, state.with_candidate(best.layout), own, best)
+    return _worth(snapshot, model, config, state.with_candidate(best.layout), looks, own, best)
 
 
 def _worth(
@@ -138,40 +134,50 @@ def _worth(
     model: CostModel,
     config: PolicyConfig,
     state: PolicyState,
+    looks: Mapping[Layout, Outlook],
     own: float,
     best: Outlook,
-) -> _Finding:
-    """`best` leads by the margin: is this the time, and does the gain pay for the switch?"""
+) -> Finding:
+    """`best` leads by the margin: is this the time, and does the gain pay for the switch in some way?"""
     now, lead = snapshot.time_s, _lead(own, best)
-    cost = _cost(snapshot, model, best)
-    gain = _gain(snapshot, config, own, best)
-    extra = {"lead": lead, "gain_ms": gain * 1e3, "contention_ms": cost.contention_s * 1e3}
+    offered = _ways(snapshot, model, looks, best, config, own)
+    possible = [way for way in offered if not way.refusal]
+    paying = [way for way in possible if way.net_s > 0]
+    spent = state.spent_in_minute(now)
+    budget_s = config.exposed_ms_per_minute / 1e3
+    affordable = [way for way in paying if spent + way.cost.exposed_s <= budget_s]
+    way = _chosen(snapshot, looks, best, config, affordable or paying or possible)
+    extra = {
+        "lead": lead,
+        "gain_ms": way.gain_s * 1e3,
+        "contention_ms": way.cost.contention_s * 1e3,
+        "executors": ways_json(offered),
+    }
     summary = f"{best.layout} leads {snapshot.layout} by {lead:.1%}"
 
-    def hold(cause: Cause, reason: str) -> _Finding:
-        return _Finding(Verdict.HOLD, cause, f"{summary}; {reason}", best.layout, state, extra, cost)
+    def hold(cause: Cause, reason: str) -> Finding:
+        words = f"{summary}; {reason}"
+        return Finding(Verdict.HOLD, cause, words, best.layout, state, extra, way, Executor.WAIT)
 
     if state.streak < config.confirm:
         return hold(Cause.CONFIRMING, f"seen {state.streak} of {config.confirm} times")
     wait = state.dwell_left(now, config.dwell_s)
     if wait > 0:
         return hold(Cause.DWELL, f"{wait:.1f} s of the dwell are left")
-    if gain <= cost.total_s:
-        price = f"{cost.total_s * 1e3:.1f} ms{_handoffs(snapshot, cost)}"
-        return hold(Cause.COST, f"gain {gain * 1e3:.1f} ms does not pay for {price}")
-    spent = state.spent_in_minute(now)
-    if (spent + cost.exposed_s) * 1e3 > config.exposed_ms_per_minute:
+    if not paying:
+        price = f"{way.cost.total_s * 1e3:.1f} ms {way.mode}{_handoffs(snapshot, way.cost)}"
+        return hold(Cause.COST, f"gain {way.gain_s * 1e3:.1f} ms does not pay for {price}")
+    if not affordable:
         return hold(
             Cause.BUDGET,
-            f"{cost.exposed_s * 1e3:.1f} ms exposed after {spent * 1e3:.1f} ms in this minute exceed "
+            f"{way.cost.exposed_s * 1e3:.1f} ms exposed after {spent * 1e3:.1f} ms in this minute exceed "
             f"the budget of {config.exposed_ms_per_minute:g} ms",
         )
-    after = state.with_switch(now, exposed_s=cost.exposed_s)
+    after = state.with_switch(now, exposed_s=way.cost.exposed_s)
     if config.shadow:
-        finding = hold(Cause.SHADOW, "shadow mode: would switch")
-        return replace(finding, state=after)
-    reason = f"{summary}; gain {gain * 1e3:.1f} ms over {best.remaining_steps} steps"
-    return _Finding(Verdict.SWITCH, Cause.LEAD, reason, best.layout, after, extra, cost)
+        return replace(hold(Cause.SHADOW, "shadow mode: would switch"), state=after)
+    reason = f"{summary}; gain {way.gain_s * 1e3:.1f} ms over {best.remaining_steps} steps, {way.mode}"
+    return Finding(Verdict.SWITCH, Cause.LEAD, reason, best.layout, after, extra, way, way.executor)
 
 
 def _best(looks: list[Outlook]) -> Outlook | None:
@@ -185,32 +191,59 @@ def _lead(own: float, best: Outlook) -> float:
     return own / best.objective_s - 1
 
 
-def _gain(snapshot: Snapshot, config: PolicyConfig, own: float, best: Outlook) -> float:
-    """Seconds won over the steps that the advantage is expected to last, within the horizon."""
-    steps = min(best.remaining_steps, config.horizon_steps)
-    if snapshot.phase is Phase.PREFILL:
-        return (own - best.objective_s) * steps / best.remaining_steps
-    return (own - best.objective_s) * best.admitted * steps
+def _ways(
+    snapshot: Snapshot,
+    model: CostModel,
+    looks: Mapping[Layout, Outlook],
+    look: Outlook,
+    config: PolicyConfig,
+    own: float,
+) -> tuple[Way, ...]:
+    """The ways to enter `look.layout`, with what is won over the steps that its advantage should last."""
+    prefill = snapshot.phase is Phase.PREFILL
+    per_step = 1 / look.remaining_steps if prefill else look.admitted
+    return ways(
+        snapshot,
+        model,
+        look,
+        here_s=looks.get(snapshot.layout, look).prediction.step_s,
+        gain_per_step_s=(own - look.objective_s) * per_step,
+        steps=min(look.remaining_steps, config.horizon_steps),
+    )
 
 
-def _cost(snapshot: Snapshot, model: CostModel, look: Outlook) -> SwitchCost:
-    owners = [0] * snapshot.num_ranks
-    for running in snapshot.running:
-        owners[running.owner % snapshot.num_ranks] += running.context_tokens
-    moved = switch_bytes(
-        model.spec,
-        model.precision,
-        RULES[snapshot.layout],
-        RULES[look.layout],
-        owner_tokens=owners,
+def _chosen(
+    snapshot: Snapshot,
+    looks: Mapping[Layout, Outlook],
+    look: Outlook,
+    config: PolicyConfig,
+    offered: Sequence[Way],
+) -> Way:
+    way = best_way(
+        offered,
+        snapshot.phase,
+        here_s=looks.get(snapshot.layout, look).prediction.step_s,
+        there_s=look.prediction.step_s,
+        itl_bound_s=_seconds(config.itl_bound_ms),
     )
-    return switch_cost(
-        model.profile,
-        moved,
-        layers=model.spec.num_mla_layers,
-        step_s=look.prediction.step_s,
-        pending_bytes=snapshot.pending_handoff_bytes,
-    )
+    assert way is not None  # an overlapped switch is always among them
+    return way
+
+
+def _pinned(
+    snapshot: Snapshot,
+    model: CostModel,
+    config: PolicyConfig,
+    looks: Mapping[Layout, Outlook],
+    pinned: Layout,
+    after: PolicyState,
+) -> Finding:
+    """A pin asks for no gain, only for the way that disturbs least."""
+    offered = _ways(snapshot, model, looks, looks[pinned], config, own=looks[pinned].objective_s)
+    possible = [way for way in offered if not way.refusal]
+    way = _chosen(snapshot, looks, looks[pinned], config, possible)
+    extra, reason = {"executors": ways_json(offered)}, f"pinned to {pinned}"
+    return Finding(Verdict.SWITCH, Cause.PINNED, reason, pinned, after, extra, way, way.executor)
 
 
 def _handoffs(snapshot: Snapshot, cost: SwitchCost) -> str:
@@ -229,57 +262,16 @@ def _unreachable(snapshot: Snapshot, looks: Mapping[Layout, Outlook], layout: La
     return pool.reason if pool is not None and pool.reason else f"{layout} is not feasible on this group"
 
 
-def _hold(cause: Cause, reason: str, layout: Layout, state: PolicyState) -> _Finding:
-    return _Finding(Verdict.HOLD, cause, reason, layout, state, {})
+def _hold(cause: Cause, reason: str, layout: Layout, state: PolicyState) -> Finding:
+    return Finding(Verdict.HOLD, cause, reason, layout, state, {})
 
 
 def _no_lead(
     snapshot: Snapshot, config: PolicyConfig, state: PolicyState, own: float, best: Outlook | None
-) -> _Finding:
+) -> Finding:
     if best is None or best.present:
         reason = f"{snapshot.layout} is the best that fits"
     else:
         lead = _lead(own, best)
         reason = f"{best.layout} leads by {lead:.1%}, within the margin of {config.margin:.1%}"
     return _hold(Cause.NO_LEAD, reason, snapshot.layout, state.with_candidate(None))
-
-
-def _record(
-    snapshot: Snapshot, model: CostModel, looks: Mapping[Layout, Outlook], finding: _Finding
-) -> Decision:
-    contexts = [running.context_tokens for running in snapshot.running]
-    measured = snapshot.measured_step_s
-    return Decision(
-        time_s=snapshot.time_s,
-        phase=snapshot.phase,
-        group=snapshot.group,
-        verdict=finding.verdict,
-        cause=finding.cause,
-        reason=finding.reason,
-        layout_from=snapshot.layout,
-        layout_to=finding.layout_to,
-        predicted_ms={layout: look.step_ms for layout, look in looks.items()},
-        refused={
-            layout: pool.reason or "not feasible"
-            for layout, pool in snapshot.pools.items()
-            if not pool.feasible
-        },
-        cost_ms=0.0 if finding.cost is None else finding.cost.total_s * 1e3,
-        inputs={
-            "running": len(snapshot.running),
-            "waiting": len(snapshot.waiting),
-            "rows": sum(running.step_rows for running in snapshot.running),
-            "context_tokens": sum(contexts),
-            "longest_context": max(contexts, default=0),
-            "owner_tokens": list(snapshot.owner_tokens),
-            "pending_handoff_bytes": snapshot.pending_handoff_bytes,
-            "handoff_delay_ms": 0.0 if finding.cost is None else finding.cost.delayed_s * 1e3,
-            "measured_ms": None if measured is None else measured * 1e3,
-            "age_s": snapshot.ages.by_name(),
-            "admitted": {layout.value: look.admitted for layout, look in looks.items()},
-            "waves": {layout.value: look.waves for layout, look in looks.items()},
-            "no_room": {layout.value: look.refusal for layout, look in looks.items() if look.refusal},
-            "profile": f"{model.profile.name} ({model.profile.provenance.source})",
-            **finding.extra,
-        },
-    )

@@ -44,6 +44,7 @@ def sampling_to_pb(value: SamplingParams) -> common_pb2.Sampling:
         max_tokens=value.max_tokens,
         min_tokens=value.min_tokens,
         stop_token_ids=value.stop_token_ids,
+        priority=value.priority,
     )
 
 
@@ -65,6 +66,7 @@ def sampling_from_pb(message: common_pb2.Sampling) -> SamplingParams:
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
+        priority=message.priority,
     )
 
 

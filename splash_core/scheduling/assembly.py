@@ -8,8 +8,10 @@ from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.admission import Admission
+from splash_core.scheduling.attention_choice import AttentionChooser
 from splash_core.scheduling.audit import Views
 from splash_core.scheduling.batching import Batcher
+from splash_core.scheduling.budget import StepBudget
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.intake import Intake
@@ -36,6 +38,7 @@ class Machinery:
     pushes: PushBook
     admission: Admission
     intake: Intake
+    budget: StepBudget
     batcher: Batcher
     switcher: Switcher
     writer: PlanWriter
@@ -44,7 +47,13 @@ class Machinery:
 
 
 def assemble(
-    *, spec: ModelSpec, arena: ArenaMap, layout: Layout, config: SchedulerConfig, clock: Callable[[], float]
+    *,
+    spec: ModelSpec,
+    arena: ArenaMap,
+    layout: Layout,
+    config: SchedulerConfig,
+    clock: Callable[[], float],
+    chooser: AttentionChooser,
 ) -> Machinery:
     """The managers of a group that starts empty, in `layout`.
 
@@ -52,10 +61,7 @@ def assemble(
         ConfigError: staging cannot hold one page, so that some switch or relocation would never fit.
         Infeasible: some layout cannot hold a single token.
     """
-    if config.staging_bytes < arena.slot_bytes:
-        raise ConfigError(
-            f"staging_bytes {config.staging_bytes} is less than a page of {arena.slot_bytes} bytes; raise it"
-        )
+    _check_staging(config, arena)
     limit = max_request_tokens(spec, arena, config)
     present = Present(layout=layout)
     roster = Roster()
@@ -66,6 +72,7 @@ def assemble(
     intake = Intake(
         roster=roster, residency=residency, admission=admission, config=config, limit=limit, clock=clock
     )
+    budget = StepBudget(config.chunk_tokens)
     return Machinery(
         limit=limit,
         present=present,
@@ -74,16 +81,23 @@ def assemble(
         pushes=pushes,
         admission=admission,
         intake=intake,
-        batcher=Batcher(roster=roster, residency=residency, admission=admission, config=config),
-        switcher=Switcher(
-            roster=roster,
-            residency=residency,
-            present=present,
-            mirrors=mirrors,
-            pushes=pushes,
-            config=config,
+        budget=budget,
+        batcher=Batcher(
+            roster=roster, residency=residency, admission=admission, budget=budget, config=config
         ),
-        writer=PlanWriter(spec=spec, roster=roster, mirrors=mirrors, residency=residency, present=present),
+        switcher=Switcher(
+            roster=roster, residency=residency, present=present, mirrors=mirrors, pushes=pushes, config=config
+        ),
+        writer=PlanWriter(
+            chooser=chooser, roster=roster, mirrors=mirrors, residency=residency, present=present
+        ),
         retirement=Retirement(roster=roster, intake=intake, role=config.role),
-        views=Views(roster=roster, residency=residency, present=present, config=config),
+        views=Views(roster=roster, residency=residency, present=present, budget=budget, config=config),
     )
+
+
+def _check_staging(config: SchedulerConfig, arena: ArenaMap) -> None:
+    if config.staging_bytes < arena.slot_bytes:
+        raise ConfigError(
+            f"staging_bytes {config.staging_bytes} is less than a page of {arena.slot_bytes} bytes; raise it"
+        )

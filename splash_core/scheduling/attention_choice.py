@@ -1,8 +1,16 @@
-"""How a step attends: pure arithmetic on shapes, the same for whoever asks (docs/model.md §4)."""
+"""How a step attends: by the deployment's cost model, or where there is none by arithmetic on shapes.
+
+A step's form and what crosses ranks over striped histories are chosen here and nowhere else (docs/model.md
+§4): the policy's records name what `Fastest` answers for the rows that it sees.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from splash_core.cost.load import Rows
+from splash_core.cost.model import CostModel
+from splash_core.cost.step_choice import StepChoice, choose_step
 from splash_core.layout.forms import AttentionForm, CpStorage, may_expand
 from splash_core.layout.layout import KvHistory, LayoutRule
 from splash_core.spec.model import ModelSpec
@@ -14,6 +22,8 @@ class ChunkShape:
 
     start: int
     count: int
+    owner: int = 0
+    """Preferred owner of its history."""
 
     @property
     def end(self) -> int:
@@ -63,3 +73,34 @@ def choose_cp_storage(spec: ModelSpec, rule: LayoutRule, chunks: Sequence[ChunkS
     queries = sum(chunk.count for chunk in chunks) * (query_width + spec.heads * (spec.v_dim + 1))
     history = sum(chunk.start for chunk in chunks) * (spec.kv_lora_rank + spec.rope_dim)
     return CpStorage.PASS_KV if history < queries else CpStorage.PASS_Q
+
+
+class AttentionChooser(Protocol):
+    """Chooses how a step's rows attend."""
+
+    def choose(self, rule: LayoutRule, chunks: Sequence[ChunkShape]) -> StepChoice:
+        """The choice for these rows in a layout."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FewestNumbers:
+    """Fewest flops and fewest numbers on the wire, for whom no rates are known."""
+
+    spec: ModelSpec
+
+    def choose(self, rule: LayoutRule, chunks: Sequence[ChunkShape]) -> StepChoice:
+        """The choice for these rows in a layout."""
+        return StepChoice(choose_form(self.spec, rule, chunks), choose_cp_storage(self.spec, rule, chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class Fastest:
+    """The least time that the policy's own model predicts."""
+
+    model: CostModel
+
+    def choose(self, rule: LayoutRule, chunks: Sequence[ChunkShape]) -> StepChoice:
+        """The choice for these rows in a layout."""
+        rows = [Rows(chunk.count, chunk.start, chunk.owner) for chunk in chunks]
+        return choose_step(self.model, rule, rows)

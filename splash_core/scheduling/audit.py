@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, GroupId, PageId, RankId
 from splash_core.layout.layout import Layout
+from splash_core.scheduling.budget import StepBudget
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.leases import OpenLease
@@ -55,9 +56,15 @@ class Views(LoadViews):
     """Builds audits and snapshots from the scheduler's state."""
 
     def __init__(
-        self, *, roster: Roster, residency: Residency, present: Present, config: SchedulerConfig
+        self,
+        *,
+        roster: Roster,
+        residency: Residency,
+        present: Present,
+        budget: StepBudget,
+        config: SchedulerConfig,
     ) -> None:
-        super().__init__(roster=roster, holding=residency, present=present, config=config)
+        super().__init__(roster=roster, holding=residency, present=present, budget=budget, config=config)
         self._residency = residency
 
     def audit(

@@ -16,6 +16,7 @@ from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.assembly import assemble
+from splash_core.scheduling.attention_choice import AttentionChooser, FewestNumbers
 from splash_core.scheduling.audit import GroupAuditData, check_integrity
 from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.config import SchedulerConfig
@@ -37,12 +38,12 @@ class GroupScheduler:
     """All decisions of one group's leader.
 
     Args:
-        spec: the model.
-        arena: the slot map of each rank.
+        spec: the model; `arena`: the slot map of each rank.
         layout: the layout that the ranks start in.
         config: settings.
         clock: seconds, monotonic; used for ages in audits and snapshots only.
         infeasible: why each layout that `config.layouts` leaves out is not feasible.
+        chooser: how steps attend; without one, with the fewest numbers.
     """
 
     def __init__(
@@ -54,10 +55,14 @@ class GroupScheduler:
         config: SchedulerConfig,
         clock: Callable[[], float],
         infeasible: Mapping[Layout, str] | None = None,
+        chooser: AttentionChooser | None = None,
     ) -> None:
         if layout not in config.layouts:
             raise Conflict(f"the group starts in {layout}, which is not among its layouts {config.layouts}")
-        self._parts = assemble(spec=spec, arena=arena, layout=layout, config=config, clock=clock)
+        attends = chooser or FewestNumbers(spec)
+        self._parts = assemble(
+            spec=spec, arena=arena, layout=layout, config=config, clock=clock, chooser=attends
+        )
         self._clock = clock
         self._infeasible = infeasible or {}
         self._under_way = StepsUnderWay()
@@ -73,18 +78,14 @@ class GroupScheduler:
     def add(self, request_id: RequestId, prompt: Sequence[int], sampling: SamplingParams) -> SeqId:
         """Queue a prompt (prefill and combined groups).
 
-        Raises:
-            ContextTooLong: it could never fit; names the limit.
-            InvalidRequest: the prompt is empty, or this is a decode group.
+        Raises `ContextTooLong` where it could never fit, `InvalidRequest` where it is empty, or in decode.
         """
         return self._parts.intake.add(request_id, tuple(prompt), sampling)
 
     def reserve(self, request_id: RequestId, prompt: Sequence[int], sampling: SamplingParams) -> Grant | None:
         """Lease pages for a prompt that is computed elsewhere (decode groups); None: no room now.
 
-        Raises:
-            ContextTooLong: it could never fit; names the limit.
-            InvalidRequest: the prompt is empty, max_tokens is 0, or this is not a decode group.
+        Raises as `add`, and `InvalidRequest` where max_tokens is 0 or this is not a decode group.
         """
         if self._under_way.moving:
             return None
@@ -112,13 +113,12 @@ class GroupScheduler:
     ) -> tuple[Event, ...]:
         """All pages of a lease are written (again: no effect). Returns the first token, and an end with it.
 
-        Raises:
-            Conflict: a field differs from the lease (named), or the lease has ended.
+        Raises `Conflict`: a field differs from the lease (named), or the lease has ended.
         """
         return self._parts.intake.landed(completion, first_logprobs)
 
     def cancel(self, seq: SeqId) -> None:
-        """The client has gone, at any point of the sequence's life. Idempotent."""
+        """The client has gone, at any point. Idempotent."""
         sequence = self._parts.roster.find(seq)
         if sequence is None:
             return
@@ -154,13 +154,11 @@ class GroupScheduler:
     ) -> SwitchedEvent | SwitchDeferred | Refusal | None:
         """Switch at the next step boundary; in mode `precopied` once most of it has been copied ahead.
 
-        What copies ahead is planned then, so its refusal is always an event. A request for the present layout
-        calls off a switch that is copying ahead.
+        That is planned then, so its refusal is an event; the present layout calls such a switch off.
 
         Returns:
-            None when scheduled: a `SwitchedEvent` (or, if things change until then, a
-            `SwitchRefusedEvent`) follows. A `SwitchedEvent` at once when the group runs in `layout`
-            already. `SwitchDeferred`: not now, ask again at the next boundary. `Refusal`: with numbers.
+            None when scheduled: a `SwitchedEvent` (or, if things change, a `SwitchRefusedEvent`) follows. A
+            `SwitchedEvent` at once when the group runs in `layout`. `SwitchDeferred`: ask again later.
 
         Raises:
             Conflict: the layout is not one of the group's, or a switch to another one is scheduled.
@@ -169,15 +167,18 @@ class GroupScheduler:
             return None
         return self._parts.switcher.request(layout, mode)
 
+    def limit_chunk(self, rows: int) -> None:
+        """Take so many rows in steps that compute prompts from now on, at most the configured ones."""
+        self._parts.budget.limit(rows)
+
     def leave_room(self, link: LinkView, *, pushing_bytes: int) -> None:
-        """Before a step is planned: copies ahead give way to handoffs, from this group or into it."""
+        """Before a step is planned: copies ahead give way to handoffs."""
         self._parts.switcher.ahead.leave_room(link, pushing_bytes + self._parts.intake.landing_bytes)
 
     def next_plan(self) -> StepPlan | None:
         """The next step; None when there is nothing to run now.
 
-        With a step under way, None too where what comes next needs its outcome, or takes away what it may
-        still touch: a manifest, a preemption, copies ahead that are given back.
+        With a step under way also where what comes next needs its outcome, or takes away what it may touch.
 
         Raises:
             InvariantBroken: two steps are under way.

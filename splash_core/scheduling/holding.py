@@ -1,8 +1,8 @@
 """Pages held by sequences, as batching, admission, owners and snapshots see them; and who gives way to whom.
 
-Two kinds: `Residency` keeps a page table, the simulator counts. Precedence is age, in both: only a younger
-sequence is ever preempted for an older one. So the oldest sequence always gets what it needs, as soon as
-pages in use outside the group come back, and every sequence that was admitted finishes.
+Two kinds: `Residency` keeps a page table, the simulator counts. Precedence is age, moved by priority, in
+both: only a younger sequence is ever preempted for an older one. So the oldest always gets what it needs,
+as soon as pages in use outside the group come back, and every sequence that was admitted finishes.
 """
 
 from abc import ABC, abstractmethod
@@ -55,6 +55,15 @@ class Holding(ABC):
         return self._present.rule.placement(
             num_ranks=self.num_ranks, owner=sequence.owner, rotation=sequence.rotation
         )
+
+    @property
+    def num_lanes(self) -> int:
+        """Sets of ranks among which the present layout divides the histories of different requests."""
+        ranks, rule = self.num_ranks, self._present.rule
+        placements = (
+            rule.placement(num_ranks=ranks, owner=RankId(rank), rotation=0) for rank in range(ranks)
+        )
+        return len({placement.owners for placement in placements})
 
     @abstractmethod
     def capacity(self, layout: Layout) -> Capacity:
@@ -112,7 +121,7 @@ class Holding(ABC):
     def preempt_younger(self, sequence: Sequence, ranks: Seq[RankId]) -> bool:
         """Preempt the youngest sequence after `sequence` that holds something on one of `ranks`."""
         for victim in reversed(self._roster.within(SeqState.RUNNING, SeqState.LANDED)):
-            if victim.seq <= sequence.seq:
+            if victim.precedence <= sequence.precedence:
                 return False
             if self.holders(victim).intersection(ranks):
                 self.preempt(victim)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout, shown_layouts
 from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot, WaitingSequence
+from splash_core.scheduling.budget import StepBudget, divide_rows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Holding, Present
 from splash_core.scheduling.roles import Role
@@ -28,9 +29,16 @@ class LoadViews:
     """Builds snapshots from the scheduler's state."""
 
     def __init__(
-        self, *, roster: Roster, holding: Holding, present: Present, config: SchedulerConfig
+        self,
+        *,
+        roster: Roster,
+        holding: Holding,
+        present: Present,
+        budget: StepBudget,
+        config: SchedulerConfig,
     ) -> None:
         self._roster = roster
+        self._budget = budget
         self._holding = holding
         self._present = present
         self._config = config
@@ -82,28 +90,26 @@ class LoadViews:
             },
             owner_tokens=self._owner_tokens(),
             pending_handoff_bytes=landing_bytes,
+            precopy_bytes_per_step=self._config.precopy_bytes_per_step,
             switch_pending=switch_pending,
         )
 
     def _running(self, sequences: Seq[Sequence]) -> tuple[RunningSequence, ...]:
-        budget = self._config.chunk_tokens - sum(sequence.decoding for sequence in sequences)
-        views: list[RunningSequence] = []
-        for sequence in sequences:
-            rows = 1
-            if not sequence.decoding:
-                rows = max(min(sequence.remaining, budget), 0)
-                budget -= rows
-            left = max(sequence.held_tokens - sequence.length, 0)
-            views.append(
-                RunningSequence(
-                    context_tokens=sequence.cached,
-                    step_rows=rows,
-                    remaining_prompt=0 if sequence.decoding else sequence.remaining,
-                    projected_output=left,
-                    owner=sequence.owner,
-                )
+        prompts = [sequence for sequence in sequences if not sequence.decoding]
+        budget = max(self._budget.rows - (len(sequences) - len(prompts)), 1)
+        lanes = [(self._holding.placement(sequence).owners, sequence.remaining) for sequence in prompts]
+        planned = divide_rows(lanes, budget)
+        rows = {sequence.seq: count for sequence, count in zip(prompts, planned, strict=True)}
+        return tuple(
+            RunningSequence(
+                context_tokens=sequence.cached,
+                step_rows=rows.get(sequence.seq, 1),
+                remaining_prompt=0 if sequence.decoding else sequence.remaining,
+                projected_output=max(sequence.held_tokens - sequence.length, 0),
+                owner=sequence.owner,
             )
-        return tuple(views)
+            for sequence in sequences
+        )
 
     def _waiting(self, sequence: Sequence) -> WaitingSequence:
         return WaitingSequence(

@@ -1,7 +1,7 @@
 """Writes a step down as the message that all ranks receive."""
 
 from splash_core.ids import StepId
-from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
+from splash_core.scheduling.attention_choice import AttentionChooser, ChunkShape
 from splash_core.scheduling.batching import Rows
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.mirror import MirrorDelta, Mirrors
@@ -10,18 +10,23 @@ from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.sequence import Roster, Sequence
 from splash_core.scheduling.step import DrawnToken, SequenceStep, StepPlan
 from splash_core.scheduling.switching import Boundary
-from splash_core.spec.model import ModelSpec
 
 
 class PlanWriter:
     """Numbers steps and tells ranks the differences to what they know."""
 
     def __init__(
-        self, *, spec: ModelSpec, roster: Roster, mirrors: Mirrors, residency: Residency, present: Present
+        self,
+        *,
+        chooser: AttentionChooser,
+        roster: Roster,
+        mirrors: Mirrors,
+        residency: Residency,
+        present: Present,
     ) -> None:
         self.num_steps = 0
         """Steps written so far."""
-        self._spec = spec
+        self._chooser = chooser
         self._roster = roster
         self._mirrors = mirrors
         self._residency = residency
@@ -34,7 +39,10 @@ class PlanWriter:
         for update in () if ahead is None else ahead.rows:
             self._mirrors.tell_ahead(update)
         delta = self._delta([entry.sequence for entry in rows], boundary)
-        chunks = [ChunkShape(entry.sequence.cached, entry.count) for entry in rows]
+        choice = self._chooser.choose(
+            self._present.rule,
+            [ChunkShape(entry.sequence.cached, entry.count, entry.sequence.owner) for entry in rows],
+        )
         sequences = tuple(map(self._sequence_step, rows))
         self.num_steps += 1
         return StepPlan(
@@ -51,8 +59,8 @@ class PlanWriter:
             ahead=() if ahead is None else ahead.rows,
             taken=delta.taken,
             switch_near=switch_near,
-            form=choose_form(self._spec, self._present.rule, chunks),
-            cp_storage=choose_cp_storage(self._spec, self._present.rule, chunks),
+            form=choice.form,
+            cp_storage=choice.storage,
         )
 
     def _delta(self, running: list[Sequence], boundary: Boundary) -> MirrorDelta:

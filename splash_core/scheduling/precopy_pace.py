@@ -7,8 +7,8 @@ never for ever: copies keep a part of the link, and at least every `PATIENCE`-th
 
 from dataclasses import dataclass, replace
 
-LEAST_SHARE = 1 / 8
-"""Of the link's rate, which copies ahead have also beside handoffs."""
+from splash_core.cost.precopy import left_of_link
+
 PATIENCE = 8
 """Steps in a row that copy nothing because of handoffs."""
 MOST_YIELDED = 256
@@ -32,15 +32,10 @@ class LinkView:
 
 
 def left_by_handoffs(view: LinkView, *, most: int) -> int:
-    """What handoffs leave of a rank's link during the next step, at most `most`.
-
-    B = max(rate · step − pending, rate · step / 8): what is under way goes before what a switch copies ahead,
-    which yet comes to an end.
-    """
-    if not view.rate_bps or not view.step_s or not view.pending_bytes:
-        return most
-    fits = view.rate_bps * view.step_s
-    return min(most, int(max(fits - view.pending_bytes, fits * LEAST_SHARE)))
+    """What handoffs leave of a rank's link during the next step, at most `most`; as the policy prices it."""
+    return left_of_link(
+        rate_bps=view.rate_bps, step_s=view.step_s, pending_bytes=view.pending_bytes, most=most
+    )
 
 
 class PrecopyPace:

@@ -4,6 +4,7 @@ Invariant: a sequence holds pages exactly in the states that `holds_pages` names
 way, for a prefix of its tokens, of which the last ones may still be being drawn.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -57,10 +58,15 @@ class Sequence:
     """Prompt log-probabilities by position, until they are reported."""
     prompt_reported: bool = False
     since: float = 0.0
-    """When it came, seconds on the scheduler's clock; for audits."""
+    """When it came, seconds on the scheduler's clock."""
     ends_with: StepId | None = None
     """Finished or cancelled while steps were under way that may use its pages; dropped when this one, the
     last of them, has ended."""
+
+    @property
+    def precedence(self) -> tuple[float, SeqId]:
+        """Smaller goes first: arrival, moved by priority. It never changes, so nobody waits for ever."""
+        return self.sampling.precedence_s(self.since), self.seq
 
     @property
     def length(self) -> int:
@@ -100,10 +106,11 @@ class Sequence:
 
 
 class Roster:
-    """All live sequences of a group in order of arrival, which is their order of precedence."""
+    """All live sequences of a group, in their order of precedence."""
 
     def __init__(self) -> None:
         self._sequences: dict[SeqId, Sequence] = {}
+        self._ordered: list[Sequence] = []
         self._next = 1
 
     @property
@@ -115,11 +122,13 @@ class Roster:
         """Enter the sequence that was given `next_id`."""
         assert sequence.seq == self._next
         self._sequences[sequence.seq] = sequence
+        insort(self._ordered, sequence, key=_precedence)
         self._next += 1
 
     def remove(self, seq: SeqId) -> None:
         """Forget a sequence that holds nothing any more."""
-        del self._sequences[seq]
+        sequence = self._sequences.pop(seq)
+        del self._ordered[bisect_left(self._ordered, sequence.precedence, key=_precedence)]
 
     def find(self, seq: SeqId) -> Sequence | None:
         """The sequence, or None when it has ended."""
@@ -137,19 +146,23 @@ class Roster:
         return sequence
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(tuple(self._sequences.values()))
+        return iter(tuple(self._ordered))
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def within(self, *states: SeqState) -> list[Sequence]:
-        """Sequences in any of the states, oldest first."""
-        return [sequence for sequence in self._sequences.values() if sequence.state in states]
+        """Sequences in any of the states, in order of precedence."""
+        return [sequence for sequence in self._ordered if sequence.state in states]
 
     def going_on(self, state: SeqState) -> list[Sequence]:
-        """Sequences in a state that have not ended, oldest first."""
+        """Sequences in a state that have not ended, in order of precedence."""
         return [sequence for sequence in self.within(state) if sequence.ends_with is None]
 
     def active(self) -> list[Sequence]:
-        """Sequences that hold pages, oldest first."""
-        return [sequence for sequence in self._sequences.values() if sequence.holds_pages]
+        """Sequences that hold pages, in order of precedence."""
+        return [sequence for sequence in self._ordered if sequence.holds_pages]
+
+
+def _precedence(sequence: Sequence) -> tuple[float, SeqId]:
+    return sequence.precedence

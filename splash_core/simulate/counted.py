@@ -7,22 +7,22 @@ such steps are one. Batching, admission, owners and snapshots are the product's 
 
 from collections.abc import Sequence as Seq
 
-from splash_core.ids import RankId, RequestId, SeqId
+from splash_core.ids import RankId, SeqId
 from splash_core.layout.layout import RULES, KvHistory, Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.admission import Admission
 from splash_core.scheduling.batching import Batcher
+from splash_core.scheduling.budget import StepBudget
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.load_views import LoadViews
 from splash_core.scheduling.owners import OwnerAssignment
 from splash_core.scheduling.roles import RULES_OF_ROLE
 from splash_core.scheduling.sequence import Roster, SeqState
-from splash_core.simulate.counts import CountedSequence, Counts
+from splash_core.simulate.counts import CountedSequence, Counts, new_sequence
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised
 from splash_core.simulate.workload import Request
-from splash_core.spec.request import SamplingParams
 
 
 class _NoPushes:
@@ -46,8 +46,13 @@ class CountedMachine:
         self._admission = Admission(
             roster=roster, residency=counts, present=present, pushes=_NoPushes(), config=config
         )
-        self._batcher = Batcher(roster=roster, residency=counts, admission=self._admission, config=config)
-        self._views = LoadViews(roster=roster, holding=counts, present=present, config=config)
+        self._budget = StepBudget(config.chunk_tokens)
+        self._batcher = Batcher(
+            roster=roster, residency=counts, admission=self._admission, budget=self._budget, config=config
+        )
+        self._views = LoadViews(
+            roster=roster, holding=counts, present=present, budget=self._budget, config=config
+        )
         self._by_key: dict[int, CountedSequence] = {}
         self._rows: list[CountedSequence] = []
         self._samples: list[CountedSequence] = []
@@ -120,6 +125,10 @@ class CountedMachine:
         self._present.layout = layout
         self._moving, self._promised = True, None
         return ""
+
+    def limit_chunk(self, rows: int) -> None:
+        """Take at most so many rows while prompts are computed, from the next step on."""
+        self._budget.limit(rows)
 
     def begin(self, most: int) -> Batch | None:
         """The next step, or up to `most` of one shape; None when there is nothing to run."""
@@ -196,21 +205,8 @@ class CountedMachine:
             self._drop(sequence)
 
     def _new(self, request: Request) -> CountedSequence:
-        sampling = SamplingParams(max_tokens=request.max_tokens)
-        seq, max_drawn = self._roster.next_id, self._rules.max_drawn(sampling)
-        return CountedSequence(
-            seq=seq,
-            request_id=RequestId(str(request.key)),
-            sampling=sampling,
-            tokens=[],
-            num_prompt=request.prompt_tokens,
-            held_tokens=self._rules.held_tokens(request.prompt_tokens, sampling),
-            max_drawn=max_drawn,
-            end_row=request.prompt_tokens + max(max_drawn, 1) - 1,
-            rotation=seq % self._counts.num_ranks,
-            key=request.key,
-            known=request.prompt_tokens,
-            output=request.output_tokens,
+        return new_sequence(
+            request, seq=self._roster.next_id, rules=self._rules, num_ranks=self._counts.num_ranks
         )
 
     def _enter(self, sequence: CountedSequence) -> None:

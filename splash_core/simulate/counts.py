@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from splash_core.ids import PageId, RankId
+from splash_core.ids import PageId, RankId, RequestId, SeqId
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import KvMode, KvPlacement, Layout
 from splash_core.scheduling.holding import Holding, Present, spread
+from splash_core.scheduling.roles import RoleRules
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+from splash_core.simulate.workload import Request
+from splash_core.spec.request import SamplingParams
 
 _NOWHERE = KvPlacement(owners=(RankId(0),), mode=KvMode.STRIPED)
 
@@ -61,6 +64,26 @@ class CountedSequence(Sequence):
     def num_generated(self) -> int:
         """Output tokens that are known."""
         return self.known - self.num_prompt
+
+
+def new_sequence(request: Request, *, seq: SeqId, rules: RoleRules, num_ranks: int) -> CountedSequence:
+    """A request's sequence, which has nothing yet."""
+    sampling = SamplingParams(max_tokens=request.max_tokens)
+    max_drawn = rules.max_drawn(sampling)
+    return CountedSequence(
+        seq=seq,
+        request_id=RequestId(str(request.key)),
+        sampling=sampling,
+        tokens=[],
+        num_prompt=request.prompt_tokens,
+        held_tokens=rules.held_tokens(request.prompt_tokens, sampling),
+        max_drawn=max_drawn,
+        end_row=request.prompt_tokens + max(max_drawn, 1) - 1,
+        rotation=seq % num_ranks,
+        key=request.key,
+        known=request.prompt_tokens,
+        output=request.output_tokens,
+    )
 
 
 class Counts(Holding):

@@ -101,6 +101,10 @@ class Machine(Protocol):
         """Change layout with the next step; why that cannot be now, or an empty text."""
         ...
 
+    def limit_chunk(self, rows: int) -> None:
+        """Take at most so many rows while prompts are computed, from the next step on."""
+        ...
+
     def begin(self, most: int) -> Batch | None:
         """The next step, or up to `most` of one shape; None when there is nothing to run."""
         ...

@@ -16,6 +16,8 @@ from splash_core.policy.switching import decide, refused
 Look = Callable[[], Snapshot]
 Move = Callable[[Layout], str]
 """Switches, or says why not."""
+Limit = Callable[[int], None]
+"""Bounds the rows of the next steps."""
 
 
 class Pilot(Protocol):
@@ -31,7 +33,7 @@ class Pilot(Protocol):
         """When it wants to look next; until then steps need not stop."""
         ...
 
-    def at_boundary(self, now: float, look: Look, move: Move) -> None:
+    def at_boundary(self, now: float, look: Look, move: Move, limit: Limit) -> None:
         """Look, if it is time, and perhaps move."""
         ...
 
@@ -42,7 +44,7 @@ class Fixed:
     free_switches = False
     next_look_s = math.inf
 
-    def at_boundary(self, now: float, look: Look, move: Move) -> None:
+    def at_boundary(self, now: float, look: Look, move: Move, limit: Limit) -> None:
         """Nothing to decide."""
 
 
@@ -59,12 +61,14 @@ class Policy:
         self._config = config
         self._state = PolicyState()
 
-    def at_boundary(self, now: float, look: Look, move: Move) -> None:
+    def at_boundary(self, now: float, look: Look, move: Move, limit: Limit) -> None:
         """Decide, if the interval is over."""
         if now < self.next_look_s:
             return
         self.next_look_s = now + self._config.interval_s
         decision, self._state = decide(look(), self._model, self._config, self._state)
+        if decision.steps is not None:
+            limit(decision.steps.chunk_tokens)
         if decision.switches:
             why_not = move(decision.layout_to)
             self.decisions.append(refused(decision, why_not) if why_not else decision)
@@ -84,8 +88,9 @@ class Oracle:
         self._model = model
         self._config = config
 
-    def at_boundary(self, now: float, look: Look, move: Move) -> None:
+    def at_boundary(self, now: float, look: Look, move: Move, limit: Limit) -> None:
         """Go where the objective is smallest."""
+        del limit  # steps take what they may
         if now < self.next_look_s:
             return
         self.next_look_s = now + self._config.interval_s

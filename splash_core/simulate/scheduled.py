@@ -122,6 +122,10 @@ class ScheduledMachine:
             return outcome.reason
         return outcome.refusal.reason if isinstance(outcome, SwitchDeferred) else ""
 
+    def limit_chunk(self, rows: int) -> None:
+        """Take at most so many rows while prompts are computed, from the next step on."""
+        self._scheduler.limit_chunk(rows)
+
     def begin(self, most: int) -> Batch | None:
         """The next step; None when there is nothing to run."""
         del most

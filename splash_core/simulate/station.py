@@ -141,7 +141,7 @@ class Station:
         self._end_run()
         self._pump()
         self._load = None
-        self.pilot.at_boundary(self._agenda.now, self._look, self._move)
+        self.pilot.at_boundary(self._agenda.now, self._look, self._move, self.machine.limit_chunk)
         batch = self.machine.begin(self._world.most_steps)
         if batch is not None:
             self._begin(batch)

@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 
 from splash_core.errors import InvalidRequest
 
+PRIORITY_S = 5.0
+"""Seconds of waiting that outweigh one step of priority: whoever has waited so much longer goes first."""
+MOST_PRIORITY = 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -31,6 +35,8 @@ class SamplingParams:
     """No stop token ends the sequence before this many tokens."""
     stop_token_ids: tuple[int, ...] = field(default=())
     """Ends the sequence; the model's EOS ids are put here by the gateway unless `ignore_eos`."""
+    priority: int = 0
+    """How soon it is served: each step up is as if it had come `PRIORITY_S` later. Lower comes first."""
 
     def __post_init__(self) -> None:
         self._check_range("temperature", self.temperature, 0.0, 2.0)
@@ -41,6 +47,7 @@ class SamplingParams:
         self._check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         self._check_range("top_k", self.top_k, 0, 1 << 31)
         self._check_range("max_tokens", self.max_tokens, 0, 1 << 31)
+        self._check_range("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY)
         self._check_range("min_tokens", self.min_tokens, 0, max(self.max_tokens, 0))
 
     @staticmethod
@@ -49,6 +56,10 @@ class SamplingParams:
         if not (low <= value <= high) or (open_low and value == low):
             bracket = "(" if open_low else "["
             raise InvalidRequest(f"{name} must be in {bracket}{low}, {high}], got {value}", param=name)
+
+    def precedence_s(self, arrived_s: float) -> float:
+        """When it would have had to come at priority 0 to be served in the same order."""
+        return arrived_s + self.priority * PRIORITY_S
 
     @property
     def greedy(self) -> bool:

@@ -75,6 +75,10 @@ class StubWorker:
         del last
         return control_pb2.DecisionsResult()
 
+    async def bundle(self, *, last: int) -> control_pb2.BundleResult:
+        del last
+        return control_pb2.BundleResult(group=self.address, bundle="{}")
+
     async def audit(self, *, pages: bool) -> control_pb2.GroupAudit:
         del pages
         return control_pb2.GroupAudit(group=self.address)

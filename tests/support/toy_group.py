@@ -8,6 +8,7 @@ from splash_core.ids import Incarnation, RequestId, SeqId
 from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageCopy, PageTable
 from splash_core.layout.slots import ArenaMap
+from splash_core.scheduling.attention_choice import AttentionChooser
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import (
     Event,
@@ -98,6 +99,7 @@ class ToyGroup:
         role: Role = Role.COMBINED,
         layout: Layout = Layout.DP,
         arena: ArenaMap | None = None,
+        chooser: AttentionChooser | None = None,
         **settings: object,
     ) -> None:
         self.arena = arena or arena_of(num_ranks=2, ordinary=16)
@@ -110,6 +112,7 @@ class ToyGroup:
             layout=layout,
             config=SchedulerConfig(role=role, **settings),  # type: ignore[arg-type]
             clock=lambda: self.clock,
+            chooser=chooser,
         )
         self.ranks = FakeRanks(self.arena, layout)
         self.requests: dict[SeqId, Request] = {}

@@ -2,12 +2,17 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.cli import main
+from splash_core.policy.bundle import Recorder
+from splash_core.policy.config import PolicyConfig
+from splash_core.policy.state import PolicyState
 from tests.support.admin_port import Admin
+from tests.support.policy_cases import cost_model, decoding, snapshot
 
 
 @pytest.fixture
@@ -189,3 +194,25 @@ def test_another_server_is_told_from_an_admin_port(
     admin.answers["GET /admin/layouts"] = answer
     assert _splash(monkeypatch, "layout", "get") == 2
     assert "is no admin port" in capsys.readouterr().err
+
+
+def test_a_bundle_is_written_and_replayed(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recorder = Recorder(cost_model())
+    recorder.decide(snapshot(decoding(1, 1500)), PolicyConfig(), PolicyState())
+    answer = {"groups": [{"group": "decode-0", "phase": "decode", "bundle": recorder.bundle()}]}
+    admin.answers["GET /admin/decisions/bundle?last=9"] = (200, json.loads(json.dumps(answer)))
+    file = tmp_path / "decisions.json"
+    assert _splash(monkeypatch, "layout", "explain", "--last", "9", "--bundle", str(file)) == 0
+    assert "1 evaluations" in capsys.readouterr().out
+    assert _splash(monkeypatch, "layout", "replay", str(file)) == 0
+    assert "1 evaluations replayed, bit for bit the same" in capsys.readouterr().out
+    file.write_text(file.read_text().replace('"streak": 1', '"streak": 2'))
+    assert _splash(monkeypatch, "layout", "replay", str(file), "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["evaluations"] == 1
+    assert "after.streak: recorded 2, replayed 1" in report["differences"][0]
+    assert _splash(monkeypatch, "layout", "replay", str(tmp_path / "none.json")) == 2
+    file.write_text("[]")
+    assert _splash(monkeypatch, "layout", "replay", str(file)) == 2

@@ -111,6 +111,9 @@ def test_decisions_policy_console(router: RunningRouter, http: httpx.Client) -> 
     assert {record["group"] for record in records} == {"prefill-0", "decode-0"}
     assert len(http.get(f"{router.admin_url}/admin/decisions?last=1").json()) == 1
     assert error_of(http.get(f"{router.admin_url}/admin/decisions?last=x"), 400)["param"] == "last"
+    bundles = http.get(f"{router.admin_url}/admin/decisions/bundle?last=5&phase=decode").json()
+    assert bundles == {"groups": [{"group": "decode-0", "phase": "decode", "bundle": {}}]}
+    assert error_of(http.get(f"{router.admin_url}/admin/decisions/bundle?last=0"), 400)["param"] == "last"
     assert http.get(f"{router.admin_url}/admin/policy").json()["policy"] == "auto"
     page = http.get(router.admin_url)
     assert page.headers["content-type"].startswith("text/html")

@@ -153,6 +153,17 @@ class TestRegimes:
         assert best[16, 131072] is Layout.CP
         assert best[1, 524288] is Layout.CP
 
+    @pytest.mark.parametrize(("name", "longest"), [("v32", 131072), ("glm", 524288)])
+    def test_the_papers_order_shows_across_the_phases(
+        self, name: str, longest: int, request: pytest.FixtureRequest
+    ) -> None:
+        report: PlanReport = request.getfixturevalue(name)
+        prefill, decode = self.best(report, Phase.PREFILL), self.best(report, Phase.DECODE)
+        assert prefill[1, 256] is Layout.TP
+        assert prefill[32, 1024] is Layout.DP
+        assert prefill[16, 131072] is Layout.CP
+        assert decode[256, longest] is Layout.DOP
+
     def test_decode_prefers_dop_where_capacity_admits_more(self, v32: PlanReport) -> None:
         best = self.best(v32, Phase.DECODE)
         assert best[16, 4096] is Layout.DP

@@ -1,16 +1,19 @@
 """The layout policy on the demo model's shape: what it does, when it does not, and what it records."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from splash_core.cost.load import Load, Rows
 from splash_core.errors import ConfigError
-from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
+from splash_core.layout.forms import AttentionForm, CpStorage, KernelLibrary
+from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig, PolicySet, load_policy, parse_policy
-from splash_core.policy.decision import Cause, Decision, Verdict
+from splash_core.policy.decision import Cause, Decision, Executor, StepShape, Verdict
 from splash_core.policy.log import DecisionLog
 from splash_core.policy.outlook import outlooks
 from splash_core.policy.snapshot import (
@@ -23,6 +26,7 @@ from splash_core.policy.snapshot import (
 )
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide, refused
+from splash_core.spec.catalogue import named_spec
 from tests.support.policy_cases import cost_model, decoding, pools, prompts, snapshot
 
 MODEL = cost_model()
@@ -238,6 +242,129 @@ class TestRejects:
         assert not record.switches
         again, _ = decide(snapshot(LONG, time_s=1.0), MODEL, replace(EAGER, dwell_s=5.0), state)
         assert again.cause is Cause.DWELL
+
+
+class TestExecutor:
+    """Sixteen histories of 32K tokens on eight H200: to bring all to every rank takes 60 ms, a step 20."""
+
+    V3 = cost_model(named_spec("deepseek-v3"), gpu="h200", dtype="fp8", ranks=8)
+    SEEN = replace(
+        snapshot(decoding(16, 32768, ranks=8), room=pools(1 << 20), precopy_bytes_per_step=256 << 20),
+        num_ranks=8,
+        page_size=64,
+    )
+
+    def pinned(self, seen: Snapshot, config: PolicyConfig = EAGER) -> Decision:
+        decision, _ = decide(seen, self.V3, config, PolicyState().with_pin(Layout.TP))
+        assert decision.switches
+        return decision
+
+    def test_a_move_far_longer_than_a_decode_step_is_copied_ahead(self) -> None:
+        decision = self.pinned(self.SEEN)
+        record = decision.to_json()
+        offered = record["inputs"]["executors"]
+        assert record["executor"] == "precopied"
+        assert offered["overlapped"]["exposed_ms"] > record["predicted_ms"]["DP"]
+        assert offered["precopied"]["exposed_ms"] < 0.1 * offered["overlapped"]["exposed_ms"]
+        moved = 16 * 32768 * 14 // 16 * self.V3.precision.kv_token_bytes(self.V3.spec)
+        rest = 16 * 65 * 14 // 16 * self.V3.precision.kv_token_bytes(self.V3.spec)
+        assert offered["precopied"]["ahead_steps"] == -(-(moved - rest) // (256 << 20))
+
+    def test_ordinary_steps_pay_for_what_they_copy(self) -> None:
+        profile = self.V3.profile
+        way = self.pinned(self.SEEN).to_json()["inputs"]["executors"]["precopied"]
+        copied_s = way["ahead_steps"] * (256 << 20) / profile.link_bps
+        assert way["cost_ms"] / 1e3 == pytest.approx(copied_s * profile.interference, rel=0.1)
+
+    def test_handoffs_under_way_stretch_it(self) -> None:
+        seen = replace(self.SEEN, precopy_bytes_per_step=1 << 30)
+        free = self.pinned(seen).to_json()["inputs"]["executors"]["precopied"]["ahead_steps"]
+        busy = self.pinned(replace(seen, pending_handoff_bytes=1 << 40))
+        ahead = busy.to_json()["inputs"]["executors"]["precopied"]["ahead_steps"]
+        step_s = busy.predicted_ms[Layout.DP] / 1e3
+        assert ahead > free
+        # They leave an eighth of the link.
+        assert ahead == pytest.approx(free * (1 << 30) / (self.V3.profile.link_bps * step_s / 8), rel=0.1)
+
+    def test_without_headroom_it_is_overlapped_and_says_why(self) -> None:
+        full = LayoutPool(feasible=True, total_tokens=1 << 20, free_tokens=100_000)
+        decision = self.pinned(replace(self.SEEN, pools=pools(1 << 20, DP=full, TP=full)))
+        assert decision.executor is Executor.OVERLAPPED
+        why = decision.to_json()["inputs"]["executors"]["precopied"]["refused"]
+        assert why == "second copies need room for 458752 tokens on a rank, there is room for 100000"
+
+    def test_a_group_that_cannot_copy_ahead_says_so(self) -> None:
+        decision = self.pinned(replace(self.SEEN, precopy_bytes_per_step=0))
+        assert decision.executor is Executor.OVERLAPPED
+        assert "does not copy ahead" in decision.to_json()["inputs"]["executors"]["precopied"]["refused"]
+
+    def test_prefill_steps_hide_a_move(self) -> None:
+        prompt = [RunningSequence(context_tokens=32768, step_rows=2048, remaining_prompt=8192)] * 8
+        seen = replace(self.SEEN, phase=Phase.PREFILL, running=tuple(prompt), chunk_tokens=16384)
+        assert self.pinned(seen).executor is Executor.OVERLAPPED
+
+    def test_what_is_wanted_and_not_done_waits(self) -> None:
+        config = replace(EAGER, dwell_s=10.0)
+        decision, _ = decide(snapshot(LONG), MODEL, config, PolicyState(last_switch_s=-4.0))
+        assert (decision.cause, decision.executor) == (Cause.DWELL, Executor.WAIT)
+        staying, _ = decide(snapshot(SHORT, layout=Layout.DP), MODEL, EAGER, PolicyState())
+        assert staying.executor is Executor.NONE
+
+    def test_the_budget_may_have_room_for_what_is_copied_ahead_only(self) -> None:
+        tight = replace(EAGER, exposed_ms_per_minute=1.0)
+        seen = snapshot(LONG, precopy_bytes_per_step=10_000_000)
+        assert decide(seen, MODEL, tight, PolicyState())[0].executor is Executor.PRECOPIED
+
+
+class TestSteps:
+    """How the next steps are computed is part of the choice."""
+
+    def steps(self, seen: Snapshot, config: PolicyConfig = EAGER) -> StepShape:
+        decision, _ = decide(seen, MODEL, config, PolicyState())
+        assert decision.steps is not None
+        assert decision.to_json()["steps"] == decision.steps.to_json()
+        return decision.steps
+
+    def test_decode_is_absorbed_and_passes_queries(self) -> None:
+        assert self.steps(snapshot(SHORT)) == StepShape(
+            chunk_tokens=256,
+            form=AttentionForm.ABSORBED,
+            storage=CpStorage.PASS_Q,
+            library=KernelLibrary.TORCH,
+        )
+
+    @pytest.mark.parametrize("history", [0, 4000])
+    @pytest.mark.parametrize("layout", STANDARD_LAYOUTS)
+    def test_they_are_those_of_the_fastest_prediction(self, layout: Layout, history: int) -> None:
+        chunk = RunningSequence(context_tokens=history, step_rows=256, remaining_prompt=256)
+        only = replace(EAGER, allowed=(layout,))
+        shape = self.steps(snapshot([chunk], phase=Phase.PREFILL, layout=layout), only)
+        rows = Load.of([Rows(256, history)], num_ranks=2)
+        best = MODEL.predict(RULES[layout], rows, decode=False)
+        assert (shape.form, shape.storage) == (best.form, best.storage)
+
+    def test_a_chunk_keeps_the_bound_on_the_first_token(self) -> None:
+        waiting = [WaitingSequence(prompt_tokens=2000)] * 4
+        seen = snapshot(phase=Phase.PREFILL, waiting=waiting, layout=Layout.DP)
+        free = outlooks(seen, MODEL)
+        assert all(look.chunk_tokens == 256 for look in free.values())
+        bound = 3 * 0.4 * min(look.prediction.step_s for look in free.values())
+        bounded = outlooks(seen, MODEL, ttft_bound_s=bound)
+        kept = [look for look in bounded.values() if math.isfinite(look.objective_s)]
+        assert kept
+        for look in kept:
+            assert 3 * look.prediction.step_s <= bound
+            assert look.chunk_tokens in (128, 64, 32, 16)
+        # A bound that not even a page of rows keeps, in no layout, binds nothing.
+        assert outlooks(seen, MODEL, ttft_bound_s=1e-9) == free
+        assert self.steps(seen, replace(EAGER, ttft_bound_ms=bound * 1e3)).chunk_tokens < 256
+
+    def test_rows_beside_a_chunk_keep_the_itl_bound(self) -> None:
+        decoding_too = [*decoding(2, 100), *prompts(2, 256)]
+        seen = snapshot(decoding_too, phase=Phase.PREFILL, layout=Layout.DP)
+        free = outlooks(seen, MODEL)[Layout.DP]
+        bounded = outlooks(seen, MODEL, itl_bound_s=free.prediction.step_s * 0.7)[Layout.DP]
+        assert bounded.chunk_tokens < free.chunk_tokens == 256
 
 
 class TestPin:

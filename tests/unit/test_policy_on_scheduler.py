@@ -6,14 +6,18 @@ Time is what the cost model predicts for the demo model on the CPU profile, so t
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
+
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig
-from splash_core.policy.decision import Cause, Decision, Verdict
+from splash_core.policy.decision import Cause, Decision, Executor, Verdict
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide, refused
+from splash_core.scheduling.attention_choice import Fastest
 from splash_core.scheduling.roles import Role
+from splash_core.scheduling.sequence import SeqState
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Refusal
+from splash_core.switch.manifest import Refusal, SwitchMode
 from tests.support.policy_cases import cost_model
 from tests.support.toy_group import ToyGroup, arena_of
 
@@ -34,7 +38,7 @@ class Pilot:
         snapshot = self.group.scheduler.snapshot()
         decision, self.state = decide(snapshot, MODEL, self.config, self.state)
         if decision.switches:
-            outcome = self.group.scheduler.request_switch(decision.layout_to)
+            outcome = self.group.scheduler.request_switch(decision.layout_to, decision.executor.mode)
             if isinstance(outcome, Refusal):
                 decision = refused(decision, outcome.reason)
         self.decisions.append(decision)
@@ -52,10 +56,15 @@ class Pilot:
         return [decision for decision in self.decisions if decision.switches]
 
 
-def group_of(ordinary: int, layout: Layout = Layout.DP) -> ToyGroup:
+def group_of(ordinary: int, layout: Layout = Layout.DP, **settings: object) -> ToyGroup:
     arena = arena_of(num_ranks=2, ordinary=ordinary, borrowed=8, page_size=16)
     return ToyGroup(
-        role=Role.COMBINED, layout=layout, arena=arena, chunk_tokens=256, layouts=STANDARD_LAYOUTS
+        role=Role.COMBINED,
+        layout=layout,
+        arena=arena,
+        chunk_tokens=256,
+        layouts=STANDARD_LAYOUTS,
+        **settings,  # type: ignore[arg-type]
     )
 
 
@@ -103,3 +112,74 @@ def test_histories_are_not_put_where_they_do_not_fit() -> None:
     assert {(decision.cause, decision.layout_to) for decision in rejected} == {(Cause.NO_ROOM, Layout.TP)}
     assert not group.refused
     group.assert_empty()
+
+
+def switched_with(config: PolicyConfig, **settings: object) -> Pilot:
+    """Sixteen short requests that begin to decode in TP, until the policy has led them to DP."""
+    group = group_of(ordinary=400, layout=Layout.TP, **settings)
+    for index in range(16):
+        group.add([3 + (index + position) % 8 for position in range(60)], greedy(200))
+    while any(not request.told for request in group.requests.values()):
+        group.step()
+    pilot = Pilot(group, config)
+    pilot.run()
+    for request in group.requests.values():
+        assert request.finished is not None
+        request.check()
+    group.assert_empty()
+    return pilot
+
+
+def test_a_switch_that_stalls_no_longer_than_a_step_is_overlapped() -> None:
+    pilot = switched_with(PolicyConfig(dwell_s=DWELL_S))
+    (first, *_) = pilot.switches
+    assert (first.layout_to, first.executor) == (Layout.DP, Executor.OVERLAPPED)
+    assert [event.mode for event in pilot.group.switched] == [SwitchMode.OVERLAPPED] * len(pilot.switches)
+
+
+def test_a_switch_that_would_break_the_itl_bound_is_copied_ahead() -> None:
+    pilot = switched_with(
+        PolicyConfig(dwell_s=DWELL_S, itl_bound_ms=160.0), precopy_bytes_per_step=10_000_000
+    )
+    (first, *_) = pilot.switches
+    assert (first.layout_to, first.executor) == (Layout.DP, Executor.PRECOPIED)
+    offered = first.to_json()["inputs"]["executors"]
+    assert offered["precopied"]["exposed_ms"] < offered["overlapped"]["exposed_ms"]
+    assert offered["precopied"]["ahead_steps"] > 0
+    (event, *_) = pilot.group.switched
+    assert (event.layout_to, event.mode, event.fallback) == (Layout.DP, SwitchMode.PRECOPIED, "")
+    assert any(plan.precopy is not None for plan in pilot.group.plans)
+    assert any(decision.cause is Cause.SWITCH_PENDING for decision in pilot.decisions)
+
+
+def test_copying_ahead_for_longer_than_the_gain_lasts_is_not_chosen() -> None:
+    pilot = switched_with(PolicyConfig(dwell_s=DWELL_S, itl_bound_ms=160.0), precopy_bytes_per_step=1)
+    # A byte a step would take longer than the requests live.
+    assert all(decision.executor is not Executor.PRECOPIED for decision in pilot.decisions)
+
+
+@pytest.mark.parametrize("layout", STANDARD_LAYOUTS)
+def test_steps_are_computed_as_the_record_says(layout: Layout) -> None:
+    arena = arena_of(num_ranks=2, ordinary=400, borrowed=8, page_size=16)
+    group = ToyGroup(role=Role.PREFILL, layout=layout, arena=arena, chunk_tokens=256, chooser=Fastest(MODEL))
+    config = PolicyConfig(allowed=(layout,), ttft_bound_ms=3000.0)
+    for index in range(4):
+        group.add([3 + (index + position) % 8 for position in range(700)], greedy(1))
+    group.begin()
+    group.end()
+    chunks = set[int]()
+    while group.scheduler.count(SeqState.RUNNING):
+        decision, _ = decide(group.scheduler.snapshot(), MODEL, config, PolicyState())
+        assert decision.steps is not None
+        group.scheduler.limit_chunk(decision.steps.chunk_tokens)
+        # What the record saw is cut to the chunk that it chose, so the next record sees the next step.
+        decision, _ = decide(group.scheduler.snapshot(), MODEL, config, PolicyState())
+        assert group.begin()
+        assert group.plan is not None
+        assert decision.steps is not None
+        assert group.plan.num_rows <= decision.steps.chunk_tokens
+        if not group.plan.started:
+            assert (group.plan.form, group.plan.cp_storage) == (decision.steps.form, decision.steps.storage)
+        chunks.add(decision.steps.chunk_tokens)
+        group.end()
+    assert min(chunks) < 256

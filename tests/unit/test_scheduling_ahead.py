@@ -165,7 +165,7 @@ def test_pages_of_an_ended_sequence_are_leased_to_nobody_while_a_step_may_write_
 
 
 def test_chunks_and_admissions_run_ahead() -> None:
-    group = ToyGroup(chunk_tokens=4)
+    group = ToyGroup(layout=Layout.TP, chunk_tokens=4)
     long, short = group.add([1] * 10, output(2)), group.add([2, 3], output(1))
     sizes = []
     while group.step_ahead() is not None:
@@ -175,7 +175,7 @@ def test_chunks_and_admissions_run_ahead() -> None:
 
 
 def test_a_prompt_is_held_for_its_push_when_its_last_chunk_is_reported() -> None:
-    group = ToyGroup(role=Role.PREFILL, chunk_tokens=4)
+    group = ToyGroup(role=Role.PREFILL, layout=Layout.TP, chunk_tokens=4)
     done, next_one = group.add([1, 2, 3, 4], output(9)), group.add([5, 6, 7], output(9))
     assert group.begin()
     assert group.begin()

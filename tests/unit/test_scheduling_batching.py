@@ -10,7 +10,7 @@ from splash_core.scheduling.events import FinishedEvent, FinishReason, Prefilled
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepResult
-from splash_core.spec.request import SamplingParams
+from splash_core.spec.request import PRIORITY_S, SamplingParams
 from tests.support.fake_ranks import digests, expected_output, token_after
 from tests.support.toy_group import ToyGroup, arena_of
 
@@ -41,6 +41,67 @@ def test_decode_rows_come_first_then_chunks_in_order_of_arrival() -> None:
     for request in group.requests.values():
         request.check()
     group.assert_empty()
+
+
+def test_owners_share_a_step_so_that_none_is_idle_while_another_computes_it_all() -> None:
+    group = ToyGroup(chunk_tokens=8, arena=arena_of(num_ranks=4, ordinary=60))
+    prompts = [group.add([1 + index] * 20, output(1)) for index in range(5)]
+    group.begin()
+    assert rows(group) == dict.fromkeys(prompts[:4], 2)
+    group.end()
+    short = [group.add([9], output(1)), group.add([8] * 20, output(1))]
+    group.begin()
+    # What an owner cannot use goes to the oldest; the fifth prompt waits behind the first of its owner.
+    assert rows(group) == dict.fromkeys(prompts[:4], 2)
+    assert not set(short) & set(rows(group))
+    group.end()
+    group.run()
+    for request in group.requests.values():
+        request.check()
+    group.assert_empty()
+
+
+def test_where_all_ranks_hold_a_history_the_oldest_prompt_takes_the_step() -> None:
+    for layout in (Layout.TP, Layout.CP):
+        group = ToyGroup(layout=layout, chunk_tokens=8, arena=arena_of(num_ranks=4, ordinary=60))
+        first, second = group.add([1] * 10, output(1)), group.add([2] * 10, output(1))
+        group.begin()
+        assert rows(group) == {first: 8}
+        group.end()
+        group.begin()
+        assert rows(group) == {first: 2, second: 6}
+
+
+def test_one_prompt_alone_takes_the_whole_budget() -> None:
+    group = ToyGroup(chunk_tokens=8, arena=arena_of(num_ranks=4, ordinary=60))
+    alone = group.add([1] * 20, output(1))
+    group.begin()
+    assert rows(group) == {alone: 8}
+
+
+def test_priority_is_served_before_age_until_age_outweighs_it() -> None:
+    group = ToyGroup(layout=Layout.TP, chunk_tokens=4, max_running=1)
+    running = group.add([1] * 4, output(6))
+    group.step()
+    old = group.add([2] * 4, output(1))
+    group.clock = PRIORITY_S - 1
+    urgent = group.add([3] * 4, output(1, priority=-1))
+    group.clock = PRIORITY_S + 1
+    late = group.add([4] * 4, output(1, priority=-1))
+    group.run()
+    started = [new.seq for plan in group.plans for new in plan.started]
+    assert started == [running, urgent, old, late]
+
+
+def test_the_less_urgent_is_preempted_even_if_it_is_older() -> None:
+    group = ToyGroup(arena=arena_of(num_ranks=1, ordinary=5), admission_overcommit=4.0)
+    old, urgent = group.add([1, 2], output(8, priority=1)), group.add([3, 4], output(8))
+    group.run()
+    starts = [new.seq for plan in group.plans for new in plan.started]
+    assert starts == [urgent, old, old]
+    for request in group.requests.values():
+        request.check()
+        assert request.finished is not None
 
 
 def test_prompts_advance_by_a_row_when_decode_rows_fill_the_budget() -> None:

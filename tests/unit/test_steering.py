@@ -55,12 +55,17 @@ class Scheduler:
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)
         self.asked: list[Layout] = []
+        self.modes: list[SwitchMode] = []
+        self.chunks: list[int] = []
         self.layout = Layout.TP
         self.copying_ahead = False
 
+    def limit_chunk(self, rows: int) -> None:
+        self.chunks.append(rows)
+
     def request_switch(self, layout: Layout, mode: SwitchMode = SwitchMode.OVERLAPPED) -> object:
-        del mode
         self.asked.append(layout)
+        self.modes.append(mode)
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -356,3 +361,16 @@ def test_a_failed_group_answers_the_open_wish() -> None:
             await answer
 
     _in_loop(scenario)
+
+
+def test_the_policys_way_is_the_schedulers_and_a_late_refusal_is_recorded() -> None:
+    bench = Bench(None, enabled=True, policy=PolicyConfig(confirm=1, dwell_s=0.0, margin=0.0))
+    bench.boundary(Layout.DP)
+    (record,) = bench.steering.decisions(0)
+    assert record.switches
+    assert bench.scheduler.modes == [record.executor.mode]
+    late = replace(_REFUSAL, layout_to=record.layout_to)
+    bench.steering.on_refused(SwitchRefusedEvent(refusal=late, retry=False))
+    bench.steering.on_refused(SwitchRefusedEvent(refusal=late, retry=False))
+    assert [entry.verdict for entry in bench.steering.decisions(0)] == ["SWITCH", "REJECT"]
+    assert "5 slots" in bench.steering.decisions(1)[0].reason

@@ -78,3 +78,21 @@ def test_every_count_is_a_metric_of_the_router() -> None:
     for count in Count:
         assert f"splash_traffic_{count.value}{{{labels}}} 2" in page.splitlines()
         assert f"# HELP splash_traffic_{count.value} " in page
+
+
+def test_predicted_and_measured_steps_are_metrics_by_layout() -> None:
+    seen = control_pb2.LayoutForecast(
+        layout="TP", steps=3, predicted_s=0.5, measured_s=2.0, ratio=4.0, drifting=True
+    )
+    record = SimpleNamespace(
+        state=control_pb2.GroupState(layout="TP", forecasts=[seen]), label="d", phase="decode"
+    )
+    registry = SimpleNamespace(records=lambda: [record])
+    dispatcher = SimpleNamespace(waiting=SimpleNamespace(requests=0, prompt_tokens=0), running=0)
+    lines = Metrics().render(gauges(cast("Any", registry), cast("Any", dispatcher))).splitlines()
+    labels = '{group="d",phase="decode",layout="TP"}'
+    assert f"splash_step_compared_total{labels} 3" in lines
+    assert f"splash_step_predicted_seconds_total{labels} 0.5" in lines
+    assert f"splash_step_measured_seconds_total{labels} 2" in lines
+    assert f"splash_step_measured_ratio{labels} 4" in lines
+    assert f"splash_step_drift{labels} 1" in lines

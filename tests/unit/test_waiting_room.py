@@ -45,8 +45,9 @@ def _room(pages: Pages, *, requests: int = 10, tokens: int = 100) -> WaitingRoom
     return WaitingRoom(pages.reserve, pages.give_back, max_requests=requests, max_tokens=tokens)
 
 
-def _arrival(name: str, length: int = 3) -> Arrival:
-    return Arrival(request_id=RequestId(name), prompt=(1,) * length, sampling=SamplingParams())
+def _arrival(name: str, length: int = 3, *, priority: int = 0, since: float = 0.0) -> Arrival:
+    sampling = SamplingParams(priority=priority)
+    return Arrival(request_id=RequestId(name), prompt=(1,) * length, sampling=sampling, since=since)
 
 
 def _run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -163,5 +164,25 @@ def test_everybody_hears_when_the_group_fails() -> None:
             await tasks[0]
         with pytest.raises(GroupFailed, match="rank 1"):
             await tasks[1]
+
+    _run(scenario())
+
+
+def test_a_higher_priority_goes_first_but_not_before_who_has_waited_long() -> None:
+    async def scenario() -> None:
+        pages = Pages(room=0)
+        room = _room(pages)
+        arrivals = [
+            _arrival("long ago", since=0.0),
+            _arrival("later", since=6.0),
+            _arrival("urgent", since=8.0, priority=-1),
+            _arrival("can wait", since=8.0, priority=1),
+        ]
+        asked = [asyncio.create_task(room.admit(arrival)) for arrival in arrivals]
+        await asyncio.sleep(0)
+        pages.room = 4
+        room.pump()
+        await asyncio.gather(*asked)
+        assert pages.granted == ["long ago", "urgent", "later", "can wait"]
 
     _run(scenario())

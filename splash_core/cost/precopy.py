@@ -1,0 +1,62 @@
+"""What a switch costs that copies ahead: ordinary steps slowed down, then a switching step for the rest.
+
+Equations are those of docs/model.md §5. Invariant: the share of a link that copies ahead get beside handoffs
+is the one that the scheduler gives them.
+"""
+
+import math
+
+from splash_core.cost.profile import HardwareProfile
+from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_cost
+
+LEAST_SHARE = 1 / 8
+"""Of a link's rate, which copies ahead have also beside handoffs."""
+
+
+def left_of_link(*, rate_bps: float, step_s: float, pending_bytes: int, most: int) -> int:
+    """What handoffs leave of a rank's link during a step, at most `most` bytes.
+
+    B = max(rate · step − pending, rate · step / 8): what is under way goes before what a switch copies ahead,
+    which yet comes to an end.
+    """
+    if not rate_bps or not step_s or not pending_bytes:
+        return most
+    fits = rate_bps * step_s
+    return min(most, int(max(fits - pending_bytes, fits * LEAST_SHARE)))
+
+
+def precopy_cost(
+    profile: HardwareProfile,
+    moved: SwitchBytes,
+    rest: SwitchBytes,
+    *,
+    layers: int,
+    ordinary_s: float,
+    step_s: float,
+    bytes_per_step: int,
+) -> SwitchCost:
+    """Slow-down of the steps that copy ahead, and what the switching step exposes.
+
+    Args:
+        profile: θ.
+        moved: all that the fullest rank lacks, per layer.
+        rest: of that, what the switching step moves.
+        layers: layers that hold state.
+        ordinary_s: predicted time of a step in the present layout.
+        step_s: predicted time of a step in the destination.
+        bytes_per_step: what a step copies ahead, on the fullest rank.
+    """
+    last = switch_cost(profile, rest, layers=layers, step_s=step_s)
+    ahead = layers * (moved.weights + moved.kv) - last.bytes_per_rank
+    steps = math.ceil(ahead / max(bytes_per_step, 1)) if ahead > 0 else 0
+    slower = 0.0
+    if steps:
+        copying = profile.collective_latency_s + ahead / steps / profile.link_bps
+        hidden = min(copying, ordinary_s)
+        slower = steps * (copying - hidden + hidden * profile.interference)
+    return SwitchCost(
+        bytes_per_rank=layers * (moved.weights + moved.kv),
+        exposed_s=last.exposed_s,
+        contention_s=last.contention_s + slower,
+        ahead_steps=steps,
+    )

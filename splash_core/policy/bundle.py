@@ -1,0 +1,142 @@
+"""Replay bundles: what the policy saw, knew and concluded, so that anybody can make it decide again.
+
+A bundle has lengths and numbers of requests and nothing of their texts. Invariant: `replay` runs the same
+`decide` on what was recorded and compares every field of the decision and of the state that follows, exactly;
+floats included.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from splash_core.cost.model import CostModel
+from splash_core.errors import ConfigError
+from splash_core.policy.codec import Tree, decode, encode
+from splash_core.policy.config import PolicyConfig
+from splash_core.policy.decision import Decision
+from splash_core.policy.snapshot import Snapshot
+from splash_core.policy.state import PolicyState
+from splash_core.policy.switching import decide
+
+BUNDLE_VERSION = 1
+_KEPT = 256
+_FIELDS = frozenset({"snapshot", "config", "before", "decision", "after"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One call of `decide`: arguments and results."""
+
+    snapshot: Snapshot
+    config: PolicyConfig
+    before: PolicyState
+    decision: Decision
+    after: PolicyState
+
+
+class Recorder:
+    """The newest evaluations of a group."""
+
+    def __init__(self, model: CostModel, *, capacity: int = _KEPT) -> None:
+        self._model = model
+        self._kept: deque[Evaluation] = deque(maxlen=capacity)
+
+    def decide(
+        self, snapshot: Snapshot, config: PolicyConfig, state: PolicyState
+    ) -> tuple[Decision, PolicyState]:
+        """`switching.decide`, remembered."""
+        decision, after = decide(snapshot, self._model, config, state)
+        self._kept.append(
+            Evaluation(snapshot=snapshot, config=config, before=state, decision=decision, after=after)
+        )
+        return decision, after
+
+    def bundle(self, last: int | None = None) -> dict[str, Any]:
+        """The newest `last` evaluations (all without a number), oldest first, as JSON values."""
+        kept = list(self._kept)
+        return bundle_of(self._model, kept if last is None else kept[max(len(kept) - last, 0) :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where a replay departs from what was recorded."""
+
+    index: int
+    """Of the evaluation in its bundle."""
+    time_s: float
+    path: str
+    recorded: Tree
+    replayed: Tree
+
+    def __str__(self) -> str:
+        return (
+            f"evaluation {self.index} at {self.time_s:g} s, {self.path}: recorded {self.recorded!r}, "
+            f"replayed {self.replayed!r}"
+        )
+
+
+def bundle_of(model: CostModel, evaluations: Iterable[Evaluation]) -> dict[str, Any]:
+    """A bundle as JSON values."""
+    return {
+        "splash_bundle": BUNDLE_VERSION,
+        "model": encode(model),
+        "evaluations": [encode(evaluation) for evaluation in evaluations],
+    }
+
+
+def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[Difference]]:
+    """Decide again on everything that a bundle holds.
+
+    Args:
+        bundle: as JSON values.
+        where: its name, for errors.
+
+    Returns:
+        How many evaluations it holds, and where they differ.
+
+    Raises:
+        ConfigError: it is no bundle of this version; names the place.
+    """
+    values = cast("dict[str, Any]", bundle) if isinstance(bundle, dict) else {}
+    version = values.get("splash_bundle")
+    if version != BUNDLE_VERSION:
+        raise ConfigError(f"{where}: no bundle of version {BUNDLE_VERSION}, splash_bundle is {version!r}")
+    model: CostModel = decode(CostModel, values.get("model"), where=f"{where}.model")
+    entries = values.get("evaluations")
+    if not isinstance(entries, list):
+        raise ConfigError(f"{where}.evaluations: a list is required")
+    recorded = cast("list[Any]", entries)
+    differences: list[Difference] = []
+    for index, entry in enumerate(recorded):
+        differences += _replayed(model, index, entry, f"{where}.evaluations[{index}]")
+    return len(recorded), differences
+
+
+def _replayed(model: CostModel, index: int, entry: Any, where: str) -> list[Difference]:
+    fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    if fields.keys() != _FIELDS:
+        raise ConfigError(f"{where}: no evaluation")
+    snapshot: Snapshot = decode(Snapshot, fields["snapshot"], where=f"{where}.snapshot")
+    config: PolicyConfig = decode(PolicyConfig, fields["config"], where=f"{where}.config")
+    before: PolicyState = decode(PolicyState, fields["before"], where=f"{where}.before")
+    decision, after = decide(snapshot, model, config, before)
+    found: list[Difference] = []
+    for name, value in (("decision", decision), ("after", after)):
+        # As text and back, like what was recorded: a tuple of counts is a list there.
+        replayed = json.loads(json.dumps(encode(value)))
+        found += [
+            Difference(index=index, time_s=snapshot.time_s, path=path, recorded=old, replayed=new)
+            for path, old, new in _differences(fields[name], replayed, name)
+        ]
+    return found
+
+
+def _differences(old: Tree, new: Tree, path: str) -> Iterable[tuple[str, Tree, Tree]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        left, right = cast("dict[str, Tree]", old), cast("dict[str, Tree]", new)
+        for key in sorted(left.keys() | right.keys()):
+            yield from _differences(left.get(key), right.get(key), f"{path}.{key}")
+    elif json.dumps(old) != json.dumps(new):
+        yield path, old, new
