@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splash_core.layout.layout import Layout
-from splash_core.transport.arbiter import LinkLimits
+from splash_core.transport.limits import LinkLimits
 from splash_core.transport.options import TransportOptions
 
 ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
@@ -74,8 +74,8 @@ class RankConfig:
     @property
     def link_limits(self) -> LinkLimits:
         """What a rank may ask of its link."""
-        return LinkLimits(
-            rate_bps=self.link_bytes_per_s or math.inf,
+        return LinkLimits.within(
+            self.link_bytes_per_s or math.inf,
             chunk_bytes=self.link_chunk_bytes,
             in_flight=self.link_in_flight,
             pause_s=self.link_pause_s,

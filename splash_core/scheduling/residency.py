@@ -43,6 +43,8 @@ class Residency:
         """Matrices whose borrowed slots take no new page, because a switch waits for them to come free."""
         self.wanted_ordinary: dict[RankId, int] = {}
         """Free ordinary slots on each rank that a landing waits for."""
+        self.vacated_rest = False
+        """True while slots that a manifest under way vacates look used, so that no lease gets one."""
         self.borrowed_used: set[tuple[RankId, SlotId]] = set()
         """Borrowed slots that have held a page at least once."""
         self._roster = roster
@@ -59,6 +61,16 @@ class Residency:
     def lent(self) -> Matrices:
         """Matrices whose borrowed slots new pages may lie in."""
         return self._present.rule.lends - self.avoid_borrowed
+
+    def tidy(self, *, moving: bool) -> None:
+        """Book-keeping after a step was sent, or has ended; `moving`: a manifest is under way."""
+        self.table.settle()
+        for pool in self.table.pools:
+            if moving:
+                pool.rest()
+            else:
+                pool.end_rest()
+        self.vacated_rest = moving
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens fill."""
