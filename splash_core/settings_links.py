@@ -45,11 +45,13 @@ class LinkSettings(ModelSettings):
     )
     link_chunk_bytes: int = setting(
         MIB,
-        "Largest piece that a handoff sends at a time; with a budget at most 10 ms of it, 64 KiB at least.",
+        "Largest piece that a handoff sends at a time; with a budget at most 20 ms of it, 64 KiB at least.",
         unit="bytes",
         within=COUNT,
     )
-    link_in_flight: int = setting(2, "Pieces of handoffs that a rank has under way.", within=COUNT)
+    link_in_flight: int = setting(
+        2, "Such pieces that a rank has under way, or more of smaller ones.", within=COUNT
+    )
     link_pause_s: float = setting(
         0.25,
         "Longest time that a switch holds handoffs back; then they have a fifth of the budget till it ends.",

@@ -18,7 +18,7 @@ class SharedLinkSettings:
     background: int = setting(2, "Streams that decode all the time.", within=COUNT)
     history: int = setting(160, "Length of their prompts.", unit="tokens", within=COUNT)
     prompt: int = setting(256, "Length of the other requests' prompts.", unit="tokens", within=COUNT)
-    rate: float = setting(3.0, "Further requests, each handed over.", unit="1/s", within=POSITIVE)
+    rate: float = setting(2.2, "Further requests, each handed over.", unit="1/s", within=POSITIVE)
     window_s: float = setting(60.0, "Length of each measurement.", unit="s", within=POSITIVE)
     layouts: str = setting("DP,CP", "Decode's layout, and the one that it switches to and back from.")
     switches: int = setting(1, "Switches in a measurement, evenly spread, and back after each.", within=COUNT)

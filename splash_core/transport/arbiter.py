@@ -10,8 +10,8 @@ Each flow (one write, say) asks for one chunk at a time and says when that chunk
                 `SWITCH_SHARE` of the budget, one chunk at a time, until it is over
 
 Invariants, for any calls: the chunks of any w seconds are at most `burst_bytes + rate_bps · w`; no more than
-`in_flight` chunks younger than `STUCK_S` are under way; and what is asked for, affordable and not held goes
-at once.
+`window_bytes` of chunks younger than `STUCK_S` are under way; and what is asked for, affordable and not held
+goes at once.
 """
 
 import math
@@ -58,8 +58,8 @@ class _Flow:
     promoted: bool = False
     wanted: int = 0
     since: float = 0.0
-    flying: list[float] = field(default_factory=list[float])
-    """When each chunk under way was granted."""
+    flying: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    """When each chunk under way was granted, and its bytes."""
 
     @property
     def may_be_promoted(self) -> bool:
@@ -134,7 +134,7 @@ class LinkArbiter:
         """The flow whose chunk goes now, if any; it is under way until `sent`."""
         self._advance(now)
         chosen = self._choose()
-        if chosen is None or not self._has_room() or not self._affords(chosen.wanted):
+        if chosen is None or not self._has_room(chosen.wanted) or not self._affords(chosen.wanted):
             return None
         waited = now - chosen.since
         use = self.use[chosen.traffic]
@@ -146,8 +146,8 @@ class LinkArbiter:
         self._served[chosen.traffic] = now
         chosen.placed -= chosen.wanted
         self._fair[chosen.level].served(chosen.wanted)
+        chosen.flying.append((now, chosen.wanted))
         chosen.wanted = 0
-        chosen.flying.append(now)
         return chosen.order
 
     def sent(self, flow: int, *, now: float) -> None:
@@ -206,7 +206,7 @@ class LinkArbiter:
         chosen = self._choose()
         if chosen is not None:
             times.append((chosen.wanted - self._level) / self._rate_bps())
-            times += [start + STUCK_S - now for flow in self._flows.values() for start in flow.flying]
+            times += [start + STUCK_S - now for flow in self._flows.values() for start, _ in flow.flying]
         return min((time for time in times if time > _EPS_S), default=math.inf)
 
     def _advance(self, now: float) -> None:
@@ -274,11 +274,15 @@ class LinkArbiter:
         """Seconds that a class has waited beyond its patience; negative while it may wait."""
         return self._now - self._served[traffic] - self.limits.patience_s(traffic)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, num_bytes: int) -> bool:
         flying = sum(
-            self._now - start < STUCK_S - _EPS_S for flow in self._flows.values() for start in flow.flying
+            size
+            for flow in self._flows.values()
+            for start, size in flow.flying
+            if self._now - start < STUCK_S - _EPS_S
         )
-        return flying < (1 if self._near or self._sharing() else self.limits.in_flight)
+        window = self.limits.chunk_bytes if self._near or self._sharing() else self.limits.window_bytes
+        return flying + num_bytes <= window
 
     def _affords(self, num_bytes: int) -> bool:
         return num_bytes - self._level <= self.limits.rate_bps * _EPS_S

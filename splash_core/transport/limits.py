@@ -7,7 +7,7 @@ from splash_core.errors import ConfigError
 from splash_core.transport.classes import TrafficClass
 from splash_core.units import KIB, MIB
 
-CHUNK_S = 0.01
+CHUNK_S = 0.02
 LEAST_CHUNK_BYTES = 64 * KIB
 """Smaller chunks would cost more than they spare others."""
 
@@ -31,7 +31,7 @@ class LinkLimits:
     chunk_bytes: int = 1 * MIB
     """Largest chunk: nobody waits for less than what is being sent."""
     in_flight: int = 2
-    """Chunks under way at a time: one on the link, one on its way there."""
+    """Largest chunks under way at a time, or more smaller ones: one on the link, one on its way there."""
     pause_s: float = 0.25
     """Longest time that a switch holds handoffs back."""
     handoff_patience_s: float = 0.25

@@ -63,7 +63,7 @@ class World:
         self._flows: dict[int, int] = {}
         self._left = [list(writer.chunks) for writer in writers]
         self._asked: dict[int, float] = {}
-        self._flying: dict[int, float] = {}
+        self._flying: dict[int, tuple[float, int]] = {}
         self._bucket = (0.0, float(self.limits.burst_bytes))
         self._switching = 0
         for number, writer in enumerate(writers):
@@ -126,19 +126,19 @@ class World:
             number = by_flow[flow]
             size = self._left[number].pop(0)
             self.sent.append(Sent(now, number, size, self._asked.pop(number)))
-            self._flying[number] = now
+            self._flying[number] = (now, size)
             self._bucket = (now, self._tokens(now) - size)
-            assert self._under_way(now) <= self.limits.in_flight
+            assert self._under_way(now) <= self.limits.window_bytes
             self._at(now + (0.0 if self.speed == math.inf else size / self.speed), "sent", number)
         self._look(now)
 
     def _under_way(self, now: float) -> int:
-        """Chunks that are on the link, and do not wait for a peer."""
-        return sum(now - start < STUCK_S - 1e-6 for start in self._flying.values())
+        """Bytes that are on the link, and do not wait for a peer."""
+        return sum(size for start, size in self._flying.values() if now - start < STUCK_S - 1e-6)
 
     def _look(self, now: float) -> None:
         """What waits must have a reason: the budget, room on the link, or a switch."""
-        full = self._under_way(now) >= self.limits.in_flight
+        full = self._under_way(now) > self.limits.window_bytes - self.limits.chunk_bytes
         spent = self._tokens(now) < self.limits.chunk_bytes
         reason = full or spent or self._switching
         assert reason or not self._asked, f"idle at {now}: {self._asked}"
