@@ -144,13 +144,16 @@ class _Arm:
         window.probes = await load.probes()
 
     async def _switches(self, mode: SwitchMode, window: _Window) -> None:
-        """To the other layout and back, evenly spread; those that move histories are kept."""
+        """To the other layout and back, evenly spread; those that move histories are kept.
+
+        With one in a minute there are fifteen seconds between the two, as the policy's dwell asks for.
+        """
         home, other = words(self._settings.layouts)
         began, pause = time.monotonic(), self._settings.window_s / self._settings.switches
         for number in range(self._settings.switches):
             await asyncio.sleep(max(0.0, began + (number + 0.25) * pause - time.monotonic()))
             await self._switch(other, mode, window)
-            await asyncio.sleep(max(0.0, began + (number + 0.75) * pause - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + (number + 0.5) * pause - time.monotonic()))
             await self._switch(home, mode, window)
 
     async def _switch(self, layout: str, mode: SwitchMode, window: _Window) -> None:

@@ -78,11 +78,12 @@ class MooncakeTransport(Transport):
         if known is not None:
             return known
         link = self._open(address, abi)
+        stays = self._options.stays_within(link.address.host)
         session = Session(
             link,
             start_wire=self._start_wire,
             patience_s=_PATIENCE * self._options.stall_timeout_s,
-            arbiter=self._links.host if self._shares_host(link.address) else self._links.phase,
+            arbiter=self._links.host if stays else self._links.phase,
         )
         self._keep(address, session)
         return session.peer
@@ -126,10 +127,6 @@ class MooncakeTransport(Transport):
         self._prober.close()
         if self._server is not None:
             self._server.close()
-
-    def _shares_host(self, address: Address) -> bool:
-        """True for a peer whose writes no network carries: the kernel's loopback does, and not RDMA's."""
-        return self._options.protocol == "tcp" and address.host == self._options.host
 
     def _open(self, address: str, abi: KvAbi) -> PeerLink:
         """Shake hands and probe, without the lock: who does not answer must not delay writes to others."""
