@@ -45,7 +45,7 @@ class LinkSettings(ModelSettings):
     )
     link_chunk_bytes: int = setting(
         MIB,
-        "Largest piece that a handoff sends at a time; with a budget at most 20 ms of it, 64 KiB at least.",
+        "Largest piece that a handoff sends at a time; with a budget at most 5 ms of it, 64 KiB at least.",
         unit="bytes",
         within=COUNT,
     )

@@ -7,7 +7,7 @@ from splash_core.errors import ConfigError
 from splash_core.transport.classes import TrafficClass
 from splash_core.units import KIB, MIB
 
-CHUNK_S = 0.02
+CHUNK_S, WINDOW_S = 0.005, 0.02
 LEAST_CHUNK_BYTES = 64 * KIB
 """Smaller chunks would cost more than they spare others."""
 
@@ -41,10 +41,13 @@ class LinkLimits:
     def within(cls, rate_bps: float, *, chunk_bytes: int, in_flight: int, pause_s: float) -> "LinkLimits":
         """Limits whose chunks last no longer than `CHUNK_S` where the budget is so small that they would.
 
-        What a collective may find ahead of itself is then a moment, whatever the link.
+        What a collective finds ahead of itself is then a moment, whatever the link; a few more of such chunks
+        are under way, so that a sender that wakes late leaves no gap.
         """
         shortest = max(int(min(rate_bps * CHUNK_S, chunk_bytes)), min(LEAST_CHUNK_BYTES, chunk_bytes))
-        return cls(rate_bps=rate_bps, chunk_bytes=shortest, in_flight=in_flight, pause_s=pause_s)
+        window = min(rate_bps * WINDOW_S, float(chunk_bytes * in_flight))
+        more = max(in_flight, round(window / shortest))
+        return cls(rate_bps=rate_bps, chunk_bytes=shortest, in_flight=more, pause_s=pause_s)
 
     def __post_init__(self) -> None:
         for name in ("rate_bps", "chunk_bytes", "in_flight", "handoff_patience_s"):
