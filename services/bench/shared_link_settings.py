@@ -26,7 +26,7 @@ class SharedLinkSettings:
     modes: str = setting("precopied,overlapped", "Modes of the switches.")
     arbiter: str = setting("on,off", "Whether the arbiter works, a list.")
     budget: float = setting(
-        0.9, "Budget of handoffs with the arbiter, as a share of the link's rate.", within=POSITIVE
+        0.95, "Budget of handoffs with the arbiter, as a share of the link's rate.", within=POSITIVE
     )
     pause_s: float = setting(0.25, "Longest time that a switch holds handoffs back.", unit="s")
     precopy_bytes_per_step: int = setting(

@@ -14,9 +14,9 @@ LEAST_CHUNK_BYTES = 64 * KIB
 LATE_S = 0.1
 """A sender that was late, by no more than this, makes up for the budget that it has not used."""
 
-SWITCH_SHARE = 1 / 5
+SWITCH_SHARE = 1 / 8
 """Of the budget, what others have while a switch is under way and its pause is spent: a switch that would
-fill the link alone then takes 1 / (1 - 1/5) = 1.25 times as long."""
+fill the link alone then takes 1 / (1 - 1/8) = 1.15 times as long."""
 
 _PRECOPY_PATIENCE = 8
 """How much longer than handoffs precopies may be passed over."""
