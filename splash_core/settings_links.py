@@ -39,8 +39,8 @@ class LinkSettings(ModelSettings):
     )
     link_bytes_per_s: float = setting(
         0.0,
-        "Budget of a rank's link to other hosts, which on CPUs switches share; 0: none. A little "
-        "less than what the link carries (0.95 of it, say) keeps its queue short for what asks nobody; writes "
+        "Budget of a rank's link to other hosts, which on CPUs switches share; 0: none. Somewhat "
+        "less than what it carries (0.95 of that, say) keeps its queue short for what asks nobody. Writes "
         "within a host do not count.",
         unit="bytes/s",
     )
@@ -55,6 +55,6 @@ class LinkSettings(ModelSettings):
     )
     link_pause_s: float = setting(
         0.25,
-        "Longest time that a switch holds handoffs back; then they have an eighth of the budget till it ends.",
+        "Longest time that a switch holds handoffs back; then they have an eighth of the budget.",
         unit="s",
     )
