@@ -90,7 +90,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         fingerprint=config.fingerprint,
         transport=config.transport.speaks,
     )
-    links = RankLinks.of(config.device, config.link_limits)
+    links = RankLinks.of(config.device, phase=config.link_limits, host=config.host_limits)
     with (
         Pusher.open(arena, abi, config.transport, links) as pusher,
         _engine(

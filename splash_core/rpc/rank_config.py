@@ -74,8 +74,16 @@ class RankConfig:
     @property
     def link_limits(self) -> LinkLimits:
         """What a rank may ask of its link."""
+        return self._limits(self.link_bytes_per_s or math.inf)
+
+    @property
+    def host_limits(self) -> LinkLimits:
+        """What it may ask of its own host, which has no budget, and no queue to be kept short."""
+        return self._limits(math.inf)
+
+    def _limits(self, rate_bps: float) -> LinkLimits:
         return LinkLimits.within(
-            self.link_bytes_per_s or math.inf,
+            rate_bps,
             chunk_bytes=self.link_chunk_bytes,
             in_flight=self.link_in_flight,
             pause_s=self.link_pause_s,

@@ -187,13 +187,13 @@ class RankLinks:
     those that leave the host."""
 
     @classmethod
-    def of(cls, device: str, limits: LinkLimits) -> "RankLinks":
+    def of(cls, device: str, *, phase: LinkLimits, host: LinkLimits) -> "RankLinks":
         """On a CPU collectives use the same links as handoffs; a GPU's NVLink is another one."""
-        phase, host = BandwidthArbiter(limits), BandwidthArbiter(replace(limits, rate_bps=math.inf))
-        group = (phase, host) if device == "cpu" else (BandwidthArbiter(LinkLimits()),)
-        return cls(group=group, phase=phase, host=host)
+        out, within = BandwidthArbiter(phase), BandwidthArbiter(host)
+        group = (out, within) if device == "cpu" else (BandwidthArbiter(LinkLimits()),)
+        return cls(group=group, phase=out, host=within)
 
     @classmethod
     def unlimited(cls) -> "RankLinks":
         """For a rank that shares them with nobody."""
-        return cls.of("cpu", LinkLimits())
+        return cls.of("cpu", phase=LinkLimits(), host=LinkLimits())

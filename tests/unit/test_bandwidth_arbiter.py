@@ -1,6 +1,8 @@
 """The thread-safe side of a link: who is woken, in which order turns come, and what is counted."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,8 @@ from splash_core.errors import ConfigError, InvariantBroken
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.limits import LinkLimits
 from splash_core.transport.link import BandwidthArbiter, RankLinks
-from splash_core.units import MIB
+from splash_core.units import KIB, MIB
+from tests.support.rank_configs import rank_config
 
 CHUNK = 1000
 
@@ -123,17 +126,23 @@ def test_what_makes_no_sense_is_named() -> None:
         link.flow(TrafficClass.HANDOFF).want(CHUNK + 1)
 
 
-def test_collectives_share_links_on_cpus_only_and_what_stays_on_a_host_has_no_budget() -> None:
-    limits = LinkLimits(rate_bps=1e9)
-    cpu, gpu = RankLinks.of("cpu", limits), RankLinks.of("cuda", limits)
+def test_collectives_share_links_on_cpus_only() -> None:
+    limits = {"phase": LinkLimits(rate_bps=1e9), "host": LinkLimits()}
+    cpu, gpu = RankLinks.of("cpu", **limits), RankLinks.of("cuda", **limits)
     assert cpu.group == (cpu.phase, cpu.host)
     assert gpu.phase not in gpu.group
     assert gpu.host not in gpu.group
-    flow = cpu.host.flow(TrafficClass.HANDOFF)
-    for _ in range(100):
-        flow.want(MIB)
-        assert flow.may_go()
-        flow.sent()
+
+
+def test_a_budget_makes_pieces_short_and_its_own_host_has_none(tmp_path: Path) -> None:
+    config = rank_config(tmp_path, tmp_path, link_bytes_per_s=20e6)
+    assert config.link_limits.rate_bps == 20e6
+    assert (config.link_limits.chunk_bytes, config.link_limits.in_flight) == (100_000, 4)
+    assert (config.host_limits.chunk_bytes, config.host_limits.in_flight) == (MIB, 2)
+    assert config.host_limits.rate_bps == math.inf
+    slow, fast = replace(config, link_bytes_per_s=1e6), replace(config, link_bytes_per_s=50e9)
+    assert (slow.link_limits.chunk_bytes, slow.link_limits.in_flight) == (64 * KIB, 2)
+    assert (fast.link_limits.chunk_bytes, fast.link_limits.in_flight) == (MIB, 2)
 
 
 def test_writes_of_known_length_go_one_after_the_other_and_a_short_one_overtakes() -> None:
