@@ -46,9 +46,14 @@ class AdminClient:
         """POST an object."""
         return self._call("POST", path, body)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    def put_text(self, path: str, text: str, *, query: dict[str, str]) -> dict[str, Any]:
+        """PUT a text."""
+        headers = {"content-type": "application/toml"}
+        return self._call("PUT", path, None, content=text.encode(), params=query, headers=headers)
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None, **sent: Any) -> Any:
         try:
-            response = self._http.request(method, path, json=body)
+            response = self._http.request(method, path, json=body, **sent)
         except httpx.InvalidURL as error:
             raise ConfigError(f"{self._url} is no URL ({error}); set --admin or SPLASH_ADMIN") from error
         except httpx.HTTPError as error:
@@ -100,4 +105,5 @@ def emit(value: object, *, as_json: bool, text: str) -> None:
     if as_json:
         sys.stdout.write(json.dumps(value) + "\n")
     else:
-        Console().print(text, highlight=False, markup=False)
+        # Without soft wrapping a pipe would get lines of 80 characters.
+        Console().print(text, highlight=False, markup=False, soft_wrap=True)

@@ -42,7 +42,12 @@ _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 class WorkerSettings(LinkSettings):
     """What prefill and decode groups have in common."""
 
-    policy: str = setting("auto", "Who chooses layouts: off, auto, or a policy file.")
+    policy: str = setting(
+        "auto", "Who chooses layouts: off, auto, or a policy file; a router that has a policy overrides it."
+    )
+    profile: str = setting(
+        "", "File that `splash calibrate` wrote: what predicts step times; default: the device's own figures."
+    )
     device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
     gpu: str = setting("h200", "Which GPU cuda is: its figures size the pool and predict step times.")
     memory_fraction: float = setting(
@@ -201,7 +206,11 @@ class RouterSettings(ModelSettings):
     registry: str = setting(
         "memory", "Where workers are registered.", choices=("memory",), planned=_REGISTRIES
     )
-    policy: str = setting("auto", "What GET /admin/policy reports.")
+    policy: str = setting(
+        "",
+        "First version of all groups' layout policy: off, auto, or a file that is watched for changes; "
+        "default: groups keep their own until one is put through the admin port.",
+    )
     drain_timeout_s: float = setting(30.0, "Longest time to finish running requests at exit.", unit="s")
     parent_pid: int = setting(0, "Process that this one must not outlive; 0: none.", hidden=True)
 

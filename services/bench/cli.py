@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from services.bench.calibrate_command import calibrate
+from services.bench.calibrate_settings import CalibrateSettings
 from services.bench.results_page import section, write_page
 from services.bench.settings import (
     AgreementSettings,
@@ -75,6 +77,9 @@ def agreement_command(settings: AgreementSettings, as_json: bool) -> int:
     Example: `splash bench agreement --ranks 4 --positions 1000 --layers 61 --out docs/results`
     """
     return _measure("agreement", settings, as_json=as_json)
+
+
+settings_command(app, "calibrate", CalibrateSettings)(calibrate)
 
 
 @app.command("page")

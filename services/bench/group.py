@@ -5,7 +5,7 @@ every repetition runs the same rows over the same context. Pure: the same calls 
 rank. Invariant: the page table describes the state after the last plan made.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from services.bench.request import BenchRequest
@@ -74,19 +74,27 @@ class BenchGroup:
         Raises:
             Infeasible: they do not fit; nothing has changed. Names pages needed and free.
         """
-        requests = [self._new_request(index, history, text=first + index) for index in range(batch)]
+        self.put([(history, index) for index in range(batch)], first=first)
+
+    def put(self, histories: Sequence[tuple[int, int]], *, first: int = 0) -> None:
+        """As `place`, each request with cached tokens and an owner (taken modulo T) of its own."""
+        requests = [
+            self._new_request(owner, history, text=first + index)
+            for index, (history, owner) in enumerate(histories)
+        ]
         self._requests.update((request.seq, request) for request in requests)
         try:
-            self._check_room(self.layout, {request.seq: history for request in requests})
+            self._check_room(self.layout, {request.seq: request.history for request in requests})
         except Infeasible:
             for request in requests:
                 del self._requests[request.seq]
             raise
-        for tokens in range(self.arena.page_size, history + self.arena.page_size, self.arena.page_size):
+        page, longest = self.arena.page_size, max((history for history, _ in histories), default=0)
+        for tokens in range(page, longest + page, page):
             for request in requests:
-                self._extend(request, min(tokens, history))
+                self._extend(request, min(tokens, request.history))
         for request in requests:
-            request.cached = history
+            request.cached = request.history
 
     def clear(self) -> None:
         """Forget all requests and free their pages."""
@@ -173,10 +181,10 @@ class BenchGroup:
             raise Infeasible(planned.reason)
         return planned
 
-    def _new_request(self, index: int, history: int, *, text: int) -> BenchRequest:
+    def _new_request(self, owner: int, history: int, *, text: int) -> BenchRequest:
         seq = SeqId(self._next_seq)
         self._next_seq += 1
-        owner = RankId(index % self.arena.num_ranks)
+        owner = RankId(owner % self.arena.num_ranks)
         return BenchRequest(seq=seq, text=text, vocab=self.spec.vocab, owner=owner, history=history)
 
     def _placement(self, request: BenchRequest, layout: Layout) -> KvPlacement:

@@ -15,7 +15,7 @@ import torch
 
 from services.bench.document import BenchDocument, fresh_path, measured_here
 from services.bench.settings import BenchSettings, as_json
-from services.bench.shapes import bench_spec, describe
+from services.bench.shapes import describe, measured_spec
 from services.bench.spmd import RankHost
 
 _RESERVE = 1.2
@@ -41,7 +41,7 @@ class Recorder:
         self._not_reached: list[str] = []
         self._longest_s = 0.0
         self._cell_began: float | None = None
-        spec = bench_spec(settings.model, layers=settings.layers, experts=settings.experts)
+        spec = measured_spec(settings.model, layers=settings.layers, experts=settings.experts)
         self._document = measured_here(
             bench,
             settings={**as_json(settings), **describe(spec), **_software(settings)},
@@ -54,6 +54,11 @@ class Recorder:
             if settings.out and host.leads
             else None
         )
+
+    @property
+    def path(self) -> Path | None:
+        """Where the document is written, on the rank that leads."""
+        return self._path
 
     def say(self, text: str) -> None:
         """Progress, with the seconds since the start."""

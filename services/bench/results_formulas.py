@@ -199,6 +199,26 @@ In the table of the peer, where a sweep of ours has the same phase, layout, B an
     ratio            = ours per GPU / the peer's per GPU
 """
 
+CALIBRATE = """### Calibration
+
+Whole steps of a grid of batches (phase × requests × longest history × rows; equal lengths, mixed lengths,
+and mixed lengths of which rank 0 owns three in four), each in every layout, the layouts in turn. A step's
+time is that from the end of the step before to its own. Batches come in the order of a hash of (seed, batch);
+of each phase every third is held out: the fit of θ (docs/model.md §6) never sees it. Repetitions that warm up
+never enter. A CPU host's other processes are noise: layouts are measured in rounds, up to three, until each
+has enough repetitions in which no rank stood ready without a CPU for more than 5 % of their time, and the
+least disturbed count; a batch of which one waited for more than 15 % is measured again at the end. `left_out`
+and `delayed` in the document say how many were left out, and the part of its time that the worst of the
+others waited. The time that repetitions took decides nothing.
+
+    error    = median over steps of |predicted / measured − 1|; bias: without the absolute value; measured is
+               the median of the repetitions
+    spread   = median over steps of (interquartile range of the repetitions / their median)
+    of limit = median over steps of error / max(15 %, 2 × spread); it holds at 1 or less
+    choice   = the layout whose predicted time for a batch is least. Good if measured to be the best or at
+               most 5 % slower; it holds if 90 % are, in each phase
+"""
+
 FORMULAS = {
     "primitives": PRIMITIVES,
     "switch": SWITCH,
@@ -210,5 +230,6 @@ FORMULAS = {
     "faults": FAULTS,
     "shared-link": SHARED_LINK,
     "peer": PEER,
+    "calibrate": CALIBRATE,
 }
 """By benchmark, in the order of the page."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.bench.agreement_tables import agreement_tables
+from services.bench.calibrate_tables import calibrate_tables
 from services.bench.results_formulas import FORMULAS, HEAD
 from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
 from services.bench.shared_link_rows import shared_link_table
@@ -18,7 +19,9 @@ from splash_core.errors import ConfigError
 from splash_core.units import format_bytes
 
 Document = Mapping[str, Any]
-_HIDDEN = frozenset({"device", "label", "budget_s", "step_timeout_s", "arena_bytes", "staging_bytes", "seed"})
+_HIDDEN = frozenset(
+    {"checkpoint", "device", "label", "budget_s", "step_timeout_s", "arena_bytes", "staging_bytes", "seed"}
+)
 """Settings that a reader of the tables does not need; the documents have them."""
 
 
@@ -204,5 +207,6 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "handoff": _handoff,
     "faults": _faults,
     "peer": peer_tables,
+    "calibrate": lambda document, _: calibrate_tables(document),
     "shared-link": lambda document, _: shared_link_table(document["rows"]),
 }

@@ -15,8 +15,9 @@ import torch
 from services.bench.clock import Clock, StepTimer, StepTiming, clock_of
 from services.bench.group import BenchGroup
 from services.bench.histories import fill_pages
+from services.bench.run_delay import run_delay_s
 from services.bench.settings import BenchSettings
-from services.bench.shapes import bench_spec
+from services.bench.shapes import measured_spec
 from services.bench.sizing import Demand, arena_bytes
 from services.bench.spmd import RankHost
 from splash_core.engine.engine import RankEngine
@@ -72,6 +73,8 @@ class Intervals:
     """By the manifest of each step, on the rank that received most."""
     ahead_bytes: int
     """Copied ahead, on the rank that received most."""
+    delayed_ms: tuple[float, ...]
+    """Of `ms`, what the rank that waited longest for a CPU waited for it."""
     replayed: int
     """Steps that were replayed from a recording."""
 
@@ -89,7 +92,7 @@ class Rig:
     def __init__(self, host: RankHost, settings: BenchSettings, *, layout: Layout, demand: Demand) -> None:
         self.host = host
         self.settings = settings
-        self.spec: ModelSpec = bench_spec(settings.model, layers=settings.layers, experts=settings.experts)
+        self.spec: ModelSpec = measured_spec(settings.model, layers=settings.layers, experts=settings.experts)
         self.dtype = BY_NAME[settings.dtype]
         self.arena = ArenaMap.build(
             self.spec,
@@ -207,17 +210,21 @@ class Rig:
         comm.barrier()
         replays = self._num_replays()
         ends, moved, ahead = [time.perf_counter()], list[float](), 0
+        delays = [run_delay_s()]
         for result in self._results(plans):
             ends.append(time.perf_counter())
+            delays.append(run_delay_s())
             moved.append(float(result.switch_bytes_received))
             ahead += result.precopy_bytes_received
         self.clock.catch_up()
-        mine = [float(ahead), *moved, *((end - begin) * 1e3 for begin, end in pairwise(ends))]
+        spans = [(end - begin) * 1e3 for times in (ends, delays) for begin, end in pairwise(times)]
+        mine, count = [float(ahead), *moved, *spans], len(plans)
         worst = [max(column) for column in zip(*self.host.gather(mine), strict=True)]
         return Intervals(
-            ms=tuple(worst[1 + len(plans) :]),
-            moved_bytes=tuple(map(int, worst[1 : 1 + len(plans)])),
+            ms=tuple(worst[1 + count : 1 + 2 * count]),
+            moved_bytes=tuple(map(int, worst[1 : 1 + count])),
             ahead_bytes=int(worst[0]),
+            delayed_ms=tuple(worst[1 + 2 * count :]),
             replayed=self._num_replays() - replays,
         )
 

@@ -5,13 +5,17 @@ engines were measured with; `tiny` runs in seconds on a CPU.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
+from splash_core.environment import cache_home
 from splash_core.errors import ConfigError
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.model import ModelSpec, MoeSpec
 
 SHAPES = ("v3", "tiny")
 _V3_EXPERTS = 16
+_PREFIX = "bench-"
+"""Names of specs made from shapes begin with it."""
 
 
 def bench_spec(shape: str, *, layers: int = 0, experts: int = 0) -> ModelSpec:
@@ -38,9 +42,39 @@ def bench_spec(shape: str, *, layers: int = 0, experts: int = 0) -> ModelSpec:
     return replace(spec, name=f"bench-{shape}", layers=layers, moe=moe)
 
 
+def shape_of(model: str) -> str:
+    """The shape that a name like `bench-v3` means; other names as they are."""
+    shape = model.removeprefix(_PREFIX)
+    return shape if shape in SHAPES else model
+
+
+def measured_spec(model: str, *, layers: int = 0, experts: int = 0) -> ModelSpec:
+    """A shape (`v3` or `bench-v3`), or the dimensions of a checkpoint's folder, a fetched or a known model.
+
+    Args:
+        model: which.
+        layers: decoder layers; 0: as many as it has.
+        experts: routed experts; 0: as many as it has; of shapes only.
+
+    Raises:
+        ConfigError: it is none of these, or a number does not suit it.
+    """
+    shape = shape_of(model)
+    if shape in SHAPES:
+        return bench_spec(shape, layers=layers, experts=experts)
+    folders = (Path(model), cache_home() / "models" / model)
+    folder = next((path for path in folders if (path / "config.json").is_file()), None)
+    spec = named_spec(model) if folder is None else ModelSpec.from_checkpoint(folder, name=folder.name)
+    spec.check_servable()
+    if experts or not 0 <= layers <= spec.layers:
+        raise ConfigError(f"{spec.name} has {spec.layers} layers and its own experts; lower --layers only")
+    return replace(spec, layers=layers or spec.layers)
+
+
 def describe(spec: ModelSpec) -> dict[str, int | str]:
     """What a result must say of its model."""
-    assert spec.moe is not None
+    if spec.moe is None:
+        return {"model": spec.name, "layers": spec.layers}
     return {
         "model": spec.name,
         "layers": spec.layers,

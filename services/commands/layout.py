@@ -1,7 +1,8 @@
 """`splash layout`: see and steer layouts through the admin port."""
 
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -150,9 +151,14 @@ def explain(
         times = ", ".join(
             f"{name} {value:.1f} ms" for name, value in (record.get("predicted_ms") or {}).items()
         )
+        way = f"{record['from'] or '–'} → {record['to'] or '–'}"
         lines.append(
-            f"{record['phase']:8} {record['verdict']:7} {record['from']} → {record['to'] or '–'}  "
-            f"{record['reason']}"
-            f"\n         predicted: {times or 'nothing'}"
+            f"{record['phase'] or '–':8} {record['verdict']:7} {way}  {record['reason']}"
+            f"\n         predicted by {_profile(record)}: {times or 'nothing'}"
         )
     emit(records, as_json=json, text="\n".join(lines) or "no decisions yet")
+
+
+def _profile(record: Mapping[str, Any]) -> str:
+    """Whose figures a prediction stands on."""
+    return (record.get("inputs") or {}).get("profile", "an unknown profile")

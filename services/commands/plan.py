@@ -15,10 +15,11 @@ from splash_core.errors import ConfigError
 from splash_core.layout.catalog import named_layouts
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.build import fetched_model
+from splash_core.leader.profile_file import read_profile
 from splash_core.policy.plan import build_plan
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.fields import read_json
-from splash_core.spec.hardware import GpuSpec, named_gpu
+from splash_core.spec.hardware import GPUS, GpuSpec, named_gpu
 from splash_core.spec.model import ModelSpec
 
 app = typer.Typer()
@@ -29,7 +30,7 @@ STANDARD = ",".join(STANDARD_LAYOUTS)
 Model = Annotated[
     str, typer.Option("--model", help="A known or fetched model's name, a config.json, or its directory.")
 ]
-Gpu = Annotated[str, typer.Option("--gpu", help="h200, h100, h20, b200 or cpu.")]
+Gpu = Annotated[str, typer.Option("--gpu", help=f"{', '.join(GPUS)}.")]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of the group.")]
 Fraction = Annotated[float, typer.Option("--fraction", help="Part of device memory to use.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, fp8, bf16, fp32 or fp64.")]
@@ -39,6 +40,12 @@ Chunk = Annotated[
 ]
 Layouts = Annotated[
     str, typer.Option("--layouts", help=f"Layouts to compare, separated by commas; of {', '.join(Layout)}.")
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", help="File that `splash calibrate` wrote, to predict with; default: --gpu's figures."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
 
@@ -53,6 +60,7 @@ def plan_command(
     page_size: PageSize = 64,
     chunk_tokens: Chunk = 0,
     layouts: Layouts = STANDARD,
+    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Footprints, capacity, longest context, the twelve switches and the best layout per load.
@@ -64,11 +72,16 @@ def plan_command(
     spec, device = load_spec(model), named_gpu(gpu)
     if not 0 < fraction <= 1:
         raise ConfigError(f"--fraction must be above 0 and at most 1, got {fraction}")
+    precision = named_precision(_dtype(dtype.lower(), spec, device))
+    measured = None if profile is None else read_profile(profile)
+    if measured is not None:
+        on = "cpu" if device.name == "cpu" else "cuda"
+        measured.check_group(device=on, dtype=precision.name, ranks=ranks)
     report = build_plan(
         spec,
         device,
         Deployment(
-            precision=named_precision(_dtype(dtype.lower(), spec, device)),
+            precision=precision,
             num_ranks=ranks,
             memory_bytes=device.memory_bytes,
             fraction=fraction,
@@ -77,6 +90,7 @@ def plan_command(
             runtime_bytes=device.runtime_bytes,
         ),
         named_layouts(layouts),
+        measured,
     )
     if json:
         emit(report.to_json(), as_json=True, text="")

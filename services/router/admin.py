@@ -22,6 +22,7 @@ from services.router.dispatch import Dispatcher
 from services.router.errors import error_response
 from services.router.gateway import unknown_url
 from services.router.http import check_key, read_json
+from services.router.policy_admin import PolicyAdmin
 from services.router.records import GroupRecord
 from services.router.registry import Registry
 from services.router.schemas import DrainBody, LayoutBody, PinBody, read
@@ -41,6 +42,7 @@ class Admin:
     config: RouterConfig
     registry: Registry
     dispatcher: Dispatcher
+    policy: PolicyAdmin
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -49,7 +51,10 @@ class Admin:
             "/admin/layouts": self.layouts,
             "/admin/decisions": self.decisions,
             "/admin/audit": self.audit,
-            "/admin/policy": self.policy,
+            "/admin/policy": self.policy.get,
+            "/admin/policy/versions": self.policy.versions,
+            "/admin/policy/versions/{number}": self.policy.version,
+            "/admin/policy/diff": self.policy.diff,
             "/admin/requests/{name}/timeline": self.timeline,
         }
         post = {
@@ -58,10 +63,12 @@ class Admin:
             "/admin/unpin": self.unpin,
             "/admin/layout/pin": self.pin,
             "/admin/layout/unpin": self.unpin,
+            "/admin/policy/rollback": self.policy.rollback,
             "/admin/drain": self.drain,
         }
         routes = [Route(path, self._guarded(handler)) for path, handler in get.items()]
         routes += [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in post.items()]
+        routes.append(Route("/admin/policy", self._guarded(self.policy.put), methods=["PUT"]))
         routes.append(Route("/", self.console))
         return Starlette(routes=routes, exception_handlers={HTTPException: unknown_url})
 
@@ -74,14 +81,16 @@ class Admin:
         return JSONResponse({"groups": [layouts_entry(record) for record in self.registry.records()]})
 
     async def decisions(self, request: Request) -> Response:
-        """`GET /admin/decisions?last=N&phase=P`: the newest decision records of all groups."""
+        """`GET /admin/decisions?last=N&phase=P`: the newest records of all groups, and of canaries."""
         last = request.query_params.get("last", "20")
         if not last.isdecimal() or not 1 <= int(last) <= 10_000:
             raise InvalidRequest(f"last must be 1 to 10000, got {last!r}", param="last")
-        records = self.registry.records(request.query_params.get("phase"))
+        phase = request.query_params.get("phase")
+        records = self.registry.records(phase)
         workers = [self.registry.workers[record.address] for record in records]
         answers = await asyncio.gather(*(worker.decisions(last=int(last)) for worker in workers))
         found = [json.loads(text) for answer in answers for text in answer.records]
+        found += self.policy.service.canary.records(phase)
         found.sort(key=lambda record: record.get("time", 0))
         return JSONResponse(found[-int(last) :])
 
@@ -93,10 +102,6 @@ class Admin:
         workers = self.registry.workers.values()
         audits = await asyncio.gather(*(worker.audit(pages=asked == "1") for worker in workers))
         return JSONResponse(audit_report(audits))
-
-    async def policy(self, _: Request) -> Response:
-        """`GET /admin/policy`: who chooses layouts."""
-        return JSONResponse({"policy": self.config.policy})
 
     async def timeline(self, request: Request) -> Response:
         """`GET /admin/requests/ID/timeline`: where the time of a request's sequences went."""

@@ -72,8 +72,9 @@ class RouterConfig:
     """Seconds that running requests get to finish at SIGTERM."""
     ports_file: Path | None = None
     """If set, a JSON file that gets `port` and `admin_port` once the router listens."""
-    policy: str = "off"
-    """What `GET /admin/policy` reports: `off`, `auto` or a file."""
+    policy: str = ""
+    """First version of the layout policy: `off`, `auto`, or a file that is watched. Empty: none, so that
+    groups keep their own until one is put through the admin port."""
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from splash_core.errors import Conflict
+from splash_core.errors import Conflict, SplashError
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2
 from splash_core.rpc.errors import abort
 
@@ -49,6 +49,12 @@ class FakeGroup:
     holds: list[float | None] = field(default_factory=list)
     """`hold_s` of each switch asked for; None where it was left out."""
     drained: bool = False
+    policy: control_pb2.PolicyState = field(default_factory=control_pb2.PolicyState)
+    policies: list[control_pb2.SetPolicyRequest] = field(default_factory=list)
+    """Versions that it was handed."""
+    policy_error: SplashError | None = None
+    """Instead of taking one."""
+    totals: control_pb2.StepTotals = field(default_factory=control_pb2.StepTotals)
 
 
 class FakeControl(control_pb2_grpc.ControlServicer):
@@ -99,6 +105,8 @@ class FakeControl(control_pb2_grpc.ControlServicer):
             kv_tokens_total=group.kv_tokens_total,
             kv_tokens_projected=group.kv_tokens_projected,
             step_age_s=group.step_age_s,
+            policy=group.policy,
+            totals=group.totals,
         )
 
     async def SetLayout(
@@ -131,6 +139,21 @@ class FakeControl(control_pb2_grpc.ControlServicer):
         del context
         self._group.pinned = request.layout
         return control_pb2.PinResult(group=self._group.group, pinned=request.layout)
+
+    async def SetPolicy(
+        self, request: control_pb2.SetPolicyRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.SetPolicyResult:
+        """Take every higher version, or refuse every one."""
+        group = self._group
+        group.policies.append(request)
+        if group.policy_error is not None:
+            await abort(context, group.policy_error)
+        if request.version < group.policy.version:
+            await abort(context, Conflict(f"policy version {group.policy.version} is in force"))
+        group.policy = control_pb2.PolicyState(
+            version=request.version, digest=request.digest, trying=request.trying, pinned=group.pinned
+        )
+        return control_pb2.SetPolicyResult(group=group.group, policy=group.policy)
 
     async def Decisions(
         self, request: control_pb2.DecisionsRequest, context: grpc.aio.ServicerContext

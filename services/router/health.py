@@ -38,6 +38,7 @@ def gauges(registry: Registry, dispatcher: Dispatcher) -> Iterable[Sample]:
         yield "splash_group_kv_tokens_total", labels, state.kv_tokens_total
         yield "splash_group_steps_total", labels, state.steps
         yield "splash_group_layout_epoch", (*labels, ("layout", state.layout)), state.layout_epoch
+        yield "splash_group_policy_version", labels, state.policy.version
         for sample in state.traffic:
             of = (*labels, ("class", sample.traffic), ("peer", sample.peer))
             yield f"splash_traffic_{sample.name}", of, sample.value

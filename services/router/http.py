@@ -31,8 +31,8 @@ class ClientGone(Exception):
     """The client closed the connection before its answer was ready."""
 
 
-async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
-    """The JSON object of a request's body."""
+async def read_body(request: Request, *, max_bytes: int) -> bytes:
+    """A request's body; raises `BodyTooLarge` where it has more than `max_bytes`."""
     body = bytearray()
     size = 0
     async for chunk in request.stream():
@@ -43,8 +43,14 @@ async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
             break
     if size > max_bytes:
         raise BodyTooLarge(f"the request body exceeds {max_bytes} bytes; send less")
+    return bytes(body)
+
+
+async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
+    """The JSON object of a request's body."""
+    body = await read_body(request, max_bytes=max_bytes)
     try:
-        value = _parse(bytes(body))
+        value = _parse(body)
     except UnicodeEncodeError:
         raise InvalidRequest(
             "the request body escapes half of a surrogate pair (\\ud800 to \\udfff alone), which is no text",

@@ -24,6 +24,8 @@ from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.gateway import Gateway, Sources
 from services.router.generation import Generator
 from services.router.metrics import Metrics
+from services.router.policy_admin import PolicyAdmin
+from services.router.policy_service import PolicyService
 from services.router.registry import Registry, Served
 from services.router.tokenizer import Tokenizer, read_eos_ids
 from services.router.validate import ReaderSettings, RequestReader
@@ -47,8 +49,19 @@ class Router:
 
     registry: Registry
     dispatcher: Dispatcher
+    policy: PolicyService
     gateway: Starlette
     admin: Starlette
+
+    async def start(self) -> None:
+        """Ask the groups for their state, and give them the policy."""
+        await self.registry.start()
+        await self.policy.start()
+
+    async def stop(self) -> None:
+        """Leave the groups alone."""
+        await self.policy.stop()
+        await self.registry.stop()
 
 
 def build(config: RouterConfig) -> Router:
@@ -80,8 +93,15 @@ def build(config: RouterConfig) -> Router:
         metrics=metrics,
         sources=sources,
     )
-    admin = Admin(config=config, registry=registry, dispatcher=dispatcher)
-    return Router(registry=registry, dispatcher=dispatcher, gateway=gateway.app(), admin=admin.app())
+    policy = PolicyService(config.policy, registry, metrics)
+    admin = Admin(config=config, registry=registry, dispatcher=dispatcher, policy=PolicyAdmin(service=policy))
+    return Router(
+        registry=registry,
+        dispatcher=dispatcher,
+        policy=policy,
+        gateway=gateway.app(),
+        admin=admin.app(),
+    )
 
 
 async def serve(
@@ -107,7 +127,7 @@ async def serve(
     for listener in listeners:
         listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
     servers = [_server(app) for app in (router.gateway, router.admin)]
-    await router.registry.start()
+    await router.start()
     running = [
         asyncio.create_task(server.serve(sockets=[listener]))
         for server, listener in zip(servers, listeners, strict=True)
@@ -133,7 +153,7 @@ async def serve(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await router.registry.stop()
+        await router.stop()
 
 
 def run(config: RouterConfig) -> int:

@@ -37,6 +37,9 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "splash_group_kv_tokens_total": ("gauge", "Tokens of KV history that a group can hold."),
     "splash_group_steps_total": ("counter", "Steps a group has finished in its present life."),
     "splash_group_layout_epoch": ("gauge", "Layout epoch of a group: one more for each switch."),
+    "splash_group_policy_version": ("gauge", "Version of the policy that a group decides by; 0: its own."),
+    "splash_policy_version": ("gauge", "Active version of the policy."),
+    "splash_policy_rejected_total": ("counter", "Edits of the policy that were not valid, by source."),
     **{f"splash_traffic_{name}": entry for name, entry in _TRAFFIC.items()},
 }
 
@@ -74,14 +77,20 @@ class Metrics:
         self.ttft = Histogram("splash_ttft_seconds")
         self.itl = Histogram("splash_itl_seconds")
         self._counters: Counter[tuple[str, Labels]] = Counter()
+        self._shown: dict[str, float] = {}
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Add to a counter."""
         self._counters[(name, tuple(sorted(labels.items())))] += amount
 
+    def show(self, name: str, value: float) -> None:
+        """Set a gauge without labels."""
+        self._shown[name] = value
+
     def render(self, gauges: Iterable[Sample]) -> str:
         """The whole page; `gauges` are values of the moment."""
         samples = [(name, labels, float(value)) for (name, labels), value in self._counters.items()]
+        samples += [(name, (), value) for name, value in self._shown.items()]
         samples += [*self.ttft.samples(), *self.itl.samples(), *gauges]
         lines: list[str] = []
         for name, (kind, text) in _HELP.items():

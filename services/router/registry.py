@@ -96,6 +96,10 @@ class Registry:
         """All groups, or those of a phase."""
         return [record for record in self._records.values() if phase in (None, record.phase)]
 
+    def record(self, address: str) -> GroupRecord:
+        """What is known of the group behind an address."""
+        return self._records[address]
+
     def find(self, phase: str, group: str | None) -> tuple[GroupRecord, Worker]:
         """The group that an operator named: by phase alone when the phase has one group only."""
         if phase not in PHASES:

@@ -52,6 +52,12 @@ class Worker(Protocol):
         """Hold a layout until unpinned."""
         ...
 
+    async def set_policy(
+        self, request: control_pb2.SetPolicyRequest, *, timeout_s: float
+    ) -> control_pb2.SetPolicyResult:
+        """Take a version of the policy; answers when it is in force."""
+        ...
+
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
         """The newest decision records of the layout policy."""
         ...
@@ -103,6 +109,12 @@ class GrpcWorker:
     async def pin(self, request: control_pb2.PinRequest) -> control_pb2.PinResult:
         """See `Worker`."""
         return await self._call(self._control.Pin(request))
+
+    async def set_policy(
+        self, request: control_pb2.SetPolicyRequest, *, timeout_s: float
+    ) -> control_pb2.SetPolicyResult:
+        """See `Worker`."""
+        return await self._call(self._control.SetPolicy(request, timeout=timeout_s))
 
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
         """See `Worker`."""

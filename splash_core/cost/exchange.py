@@ -6,6 +6,7 @@ both against those formulas.
 
 from dataclasses import dataclass
 
+from splash_core.cost.links import Collective, Message
 from splash_core.cost.precision import Precision
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.shares import Shares
@@ -26,31 +27,37 @@ class Traffic:
     collectives: float
     received_bytes: float
 
-    def plus(self, other: "Traffic") -> "Traffic":
-        """Both, one after the other."""
-        return Traffic(self.collectives + other.collectives, self.received_bytes + other.received_bytes)
+
+Messages = tuple[Message, ...]
 
 
 def exchange_time(spec: ModelSpec, precision: Precision, profile: HardwareProfile, shares: Shares) -> float:
     """Seconds of one layer's exchange, over all steps of the load."""
-    traffic = attention_traffic(spec, precision, shares)
-    return traffic.collectives * profile.collective_latency_s + traffic.received_bytes / profile.link_bps
+    return profile.messages_s(attention_messages(spec, precision, shares))
 
 
 def attention_traffic(spec: ModelSpec, precision: Precision, shares: Shares) -> Traffic:
-    """What one layer's attention exchanges under the shares' rule."""
+    """What one layer's attention exchanges under the shares' rule, in sum."""
+    messages = attention_messages(spec, precision, shares)
+    return Traffic(
+        sum(message.count for message in messages), sum(message.received_bytes for message in messages)
+    )
+
+
+def attention_messages(spec: ModelSpec, precision: Precision, shares: Shares) -> Messages:
+    """The collectives of one layer's attention under the shares' rule."""
     if shares.num_ranks == 1 or shares.total.rows == 0:
-        return Traffic(0, 0)
+        return ()
     if shares.rule.history is KvHistory.STRIPED:
         return _striped(spec, precision, shares)
     if not shares.sharded(Matrix.Q_B):
-        return Traffic(0, 0)
+        return ()
     width = precision.activation_bytes
+    scattered = scatter_rows(shares, spec.hidden, width)
     if shares.rule.history is KvHistory.ALL:
-        gathered = _gather_rows(shares, spec.q_in + spec.kv_row, width)
-        return gathered.plus(scatter_rows(shares, spec.hidden, width))
-    queries = _gather_rows(shares, spec.q_in, width)
-    return queries.plus(_owner_exchange(spec, width, shares)).plus(scatter_rows(shares, spec.hidden, width))
+        return gather_rows(shares, spec.q_in + spec.kv_row, width), scattered
+    queries = gather_rows(shares, spec.q_in, width)
+    return queries, _owner_exchange(spec, width, shares), scattered
 
 
 def gather_received(shares: Shares) -> float:
@@ -58,23 +65,26 @@ def gather_received(shares: Shares) -> float:
     return shares.total.rows - shares.home_min
 
 
-def _gather_rows(shares: Shares, numbers: int, width: int) -> Traffic:
-    return Traffic(shares.steps, gather_received(shares) * numbers * width)
+def gather_rows(shares: Shares, numbers: int, width: int) -> Message:
+    """All rows everywhere."""
+    return Message(Collective.GATHER, shares.steps, gather_received(shares) * numbers * width)
 
 
-def scatter_rows(shares: Shares, numbers: int, width: int) -> Traffic:
+def scatter_rows(shares: Shares, numbers: int, width: int) -> Message:
     """Partial sums of all rows to their homes: the fullest home receives T-1 parts of its rows."""
-    return Traffic(shares.steps, (shares.num_ranks - 1) * shares.home_rows * numbers * width)
+    received = (shares.num_ranks - 1) * shares.home_rows * numbers * width
+    return Message(Collective.SCATTER, shares.steps, received)
 
 
-def _owner_exchange(spec: ModelSpec, width: int, shares: Shares) -> Traffic:
+def _owner_exchange(spec: ModelSpec, width: int, shares: Shares) -> Message:
     """Heads to owners and back, equation (4): queries in, outputs out, on the fullest owner's link."""
     numbers = exchanged_per_head(spec, shares.rule)
     others = 1 - 1 / shares.num_ranks
-    return Traffic(2 * shares.steps, shares.home_rows * others * spec.heads * numbers * width)
+    received = shares.home_rows * others * spec.heads * numbers * width
+    return Message(Collective.EXCHANGE, 2 * shares.steps, received)
 
 
-def _striped(spec: ModelSpec, precision: Precision, shares: Shares) -> Traffic:
+def _striped(spec: ModelSpec, precision: Precision, shares: Shares) -> Messages:
     width = precision.activation_bytes
     if shares.storage is CpStorage.PASS_Q:
         # Every rank attends to its stripe for all rows, and returns per-head values with their LSE.
@@ -83,12 +93,15 @@ def _striped(spec: ModelSpec, precision: Precision, shares: Shares) -> Traffic:
         if spec.indexer is not None:
             out_bytes += indexed * spec.indexer.top_k * _INDEX_CANDIDATE_BYTES
         returned = (shares.num_ranks - 1) * shares.home_rows * out_bytes
-        gathered = _gather_rows(shares, spec.q_in, width)
-        return gathered.plus(Traffic((1 + indexed) * shares.steps, returned))
+        asked = gather_received(shares) * spec.q_in * width
+        return (
+            Message(Collective.EXCHANGE, shares.steps, asked),
+            Message(Collective.EXCHANGE, (1 + indexed) * shares.steps, returned),
+        )
     # The history of one layer, and the chunk's own rows with it, into staging.
     row = precision.latent_row_bytes(spec) + _index_layers(spec) * precision.index_row_bytes(spec)
     others = 1 - 1 / shares.num_ranks
-    return Traffic(2 * shares.steps, shares.total.keys * others * row)
+    return (Message(Collective.GATHER, 2 * shares.steps, shares.total.keys * others * row),)
 
 
 def _index_layers(spec: ModelSpec) -> float:

@@ -36,6 +36,8 @@ class OwnerLoad:
     """History tokens read, once per request and step."""
     chosen_keys: float = 0.0
     samples: float = 0.0
+    runs: float = 0.0
+    """Several rows of one request in one step, once per request and step; single rows attend together."""
 
     def plus(self, other: "OwnerLoad") -> "OwnerLoad":
         """The sums of both."""
@@ -46,6 +48,7 @@ class OwnerLoad:
             self.keys + other.keys,
             self.chosen_keys + other.chosen_keys,
             self.samples + other.samples,
+            self.runs + other.runs,
         )
 
     @classmethod
@@ -58,7 +61,8 @@ class OwnerLoad:
         # Rows before position `limit` see all their keys, the others `limit` of them.
         short = min(max(limit - context, 0), rows)
         chosen = short * context + short * (short + 1) / 2 + (rows - short) * limit
-        return cls(rows, pairs, chosen, keys, min(keys, chosen), item.samples)
+        runs = item.visits if rows > 1 else 0
+        return cls(rows, pairs, chosen, keys, min(keys, chosen), item.samples, runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ Legend: T ranks, N rows, N_j rows at home on rank j, K steps, H heads, d, r_q, r
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from splash_core.cost.common import common_time
+from splash_core.cost.common import common_time, ends_time
 from splash_core.cost.exchange import exchange_time
 from splash_core.cost.load import Load, OwnerLoad
 from splash_core.cost.precision import Precision
@@ -74,7 +74,10 @@ class CostModel:
         """
         options = self._options(rule, load, decode=decode)
         return min(
-            (self._predict(rule, load, form, storage) for form, storage in options),
+            (
+                self.predict_as(rule, load, form=form, storage=storage, decode=decode)
+                for form, storage in options
+            ),
             key=lambda prediction: prediction.total_s,
         )
 
@@ -94,20 +97,46 @@ class CostModel:
             if striped:
                 yield form, CpStorage.PASS_KV
 
-    def _predict(self, rule: LayoutRule, load: Load, form: AttentionForm, storage: CpStorage) -> Prediction:
+    def predict_as(
+        self, rule: LayoutRule, load: Load, *, form: AttentionForm, storage: CpStorage, decode: bool
+    ) -> Prediction:
+        """As `predict`, in one form."""
         shares = Shares.of(rule, load, storage=storage)
         layers = self.spec.num_mla_layers
-        overhead = self.spec.layers * self.profile.layer_overhead_s + self.profile.step_overhead_s
-        return Prediction(
+        prediction = Prediction(
             projections_s=layers * self._projections(shares, form),
             attention_s=layers * self._attention(shares, form),
             exchange_s=layers * exchange_time(self.spec, self.precision, self.profile, shares),
             common_s=common_time(self.spec, self.precision, self.profile, shares),
-            overhead_s=load.steps * overhead,
+            overhead_s=self._overhead(shares),
             steps=load.steps,
             form=form,
             storage=storage,
         )
+        return prediction if decode else self._launched(prediction)
+
+    def _launched(self, prediction: Prediction) -> Prediction:
+        """Steps that are not replayed take no less than their launches, by a host that may run ahead."""
+        computed = prediction.total_s
+        launches = prediction.steps * self.spec.layers * self.profile.eager_layer_s
+        more = self.profile.roofline(computed, launches) - computed
+        return replace(prediction, overhead_s=prediction.overhead_s + more)
+
+    def outside_layers_s(self, rule: LayoutRule, load: Load) -> float:
+        """Of a load, what is not in any layer."""
+        shares = Shares.of(rule, load, storage=CpStorage.PASS_Q)
+        ends = ends_time(self.spec, self.precision, self.profile, shares)
+        return ends + shares.steps * self.profile.step_overhead_s + shares.drawn * self.profile.draw_s
+
+    def _overhead(self, shares: Shares) -> float:
+        """What neither bytes nor flops explain: small kernels, the host's work for rows."""
+        profile = self.profile
+        runs = max(work.runs for work in shares.attending)
+        per_layer = shares.steps * profile.layer_overhead_s + runs * profile.run_s
+        per_layer += shares.home_rows * profile.row_s
+        per_layer += shares.row_heads(self.spec.heads, Matrix.Q_B) * profile.head_s
+        per_step = shares.steps * profile.step_overhead_s + shares.drawn * profile.draw_s
+        return self.spec.layers * per_layer + per_step
 
     def _projections(self, shares: Shares, form: AttentionForm) -> float:
         """t_proj of one layer: W_QA, W_KVA at home, W_QB, W_UK, W_UV where a head's rows are, W_O."""
@@ -122,15 +151,19 @@ class CostModel:
         weights = low_rank * self.precision.weight_bytes + sum(
             self.precision.read_bytes(spec, matrix) * shares.fraction(matrix) for matrix in Matrix
         )
-        return self._roofline(flops, shares.steps * weights)
+        profile = self.profile
+        return profile.roofline(flops / profile.flops, shares.steps * weights / profile.weight_read_bps)
 
     def _attention(self, shares: Shares, form: AttentionForm) -> float:
         """t_attn of one layer: the rank with most work sets the pace."""
         return max(self._attend(work, shares, form) for work in shares.attending)
 
     def _attend(self, work: OwnerLoad, shares: Shares, form: AttentionForm) -> float:
+        return self.attend_s(work, form, heads=self.spec.heads * shares.head_fraction) + self._index(work)
+
+    def attend_s(self, work: OwnerLoad, form: AttentionForm, *, heads: float) -> float:
+        """Attention proper of one layer and rank, with so many heads."""
         spec, profile = self.spec, self.profile
-        heads = spec.heads * shares.head_fraction
         if work.chosen_pairs < work.pairs:
             # Each row has its own keys: only heads fill a tile.
             heads = max(heads, min(profile.sparse_head_tile, spec.heads))
@@ -141,9 +174,10 @@ class CostModel:
             per_pair = spec.nope_dim + spec.rope_dim + spec.v_dim
             expand = spec.kv_lora_rank * (spec.nope_dim + spec.v_dim)
             expansion = 2 * work.keys * heads * expand / profile.flops
-        compute = 2 * work.chosen_pairs * heads * per_pair / profile.attention_flops + expansion
+        rate = profile.attention_flops if form is AttentionForm.ABSORBED else profile.expanded_flops
+        compute = 2 * work.chosen_pairs * heads * per_pair / rate + expansion
         read = work.chosen_keys * self.precision.latent_row_bytes(spec) / profile.kv_read_bps
-        return max(compute, read) + self._index(work)
+        return profile.roofline(compute, read)
 
     def _index(self, work: OwnerLoad) -> float:
         """Scoring keys for sparse attention; index heads are summed before top-k, so never split."""
@@ -153,8 +187,5 @@ class CostModel:
         width = indexer.num_heads * indexer.head_dim
         flops = 2 * width * (work.pairs + work.rows * spec.q_in)
         read = work.keys * self.precision.index_row_bytes(spec)
-        time = max(flops / self.profile.flops, read / self.profile.kv_read_bps)
+        time = self.profile.roofline(flops / self.profile.flops, read / self.profile.kv_read_bps)
         return time * indexer.layers / spec.num_mla_layers
-
-    def _roofline(self, flops: float, weight_bytes: float) -> float:
-        return max(flops / self.profile.flops, weight_bytes / self.profile.weight_read_bps)

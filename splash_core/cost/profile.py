@@ -5,14 +5,15 @@ Invariant: a profile that loads is usable. Every field is checked, and an error 
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
+from splash_core.cost.links import Collective, LinkRate, Message, message_s
 from splash_core.errors import ConfigError
 from splash_core.spec.hardware import GpuSpec
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,35 +25,97 @@ class Provenance:
     machine: str = ""
     date: str = ""
     note: str = ""
+    commit: str = ""
+    model: str = ""
+    """What was measured."""
     residuals: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Relative fit error per constant; empty when nothing was fitted."""
+    """Median relative error of held-out steps by `phase/layout`; empty when nothing was fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareProfile:
-    """θ for one rank of a group, in one element type. Rates are attainable, not peak."""
+    """θ for one rank of a group, in one element type; docs/model.md §6. Rates are attainable, not peak."""
 
     name: str
     dtype: str
+    device: str
+    """`cpu` or `cuda`."""
+    ranks: int = 0
+    """Of the group that was measured; 0: of any."""
     flops: float
     """FLOP/s of matrix multiplies."""
     attention_flops: float
-    """FLOP/s of attention when bound by compute."""
+    """FLOP/s of absorbed attention when bound by compute."""
+    expanded_flops: float
+    """The same of expanded attention, without making keys and values."""
+    expert_flops: float
+    """FLOP/s of routed experts' products."""
     weight_read_bps: float
     kv_read_bps: float
     link_bps: float
     """Bytes received per second by a rank in a large collective."""
     collective_latency_s: float
     """α: time of an empty collective."""
+    collectives: Mapping[str, tuple[LinkRate, ...]] = field(default_factory=dict[str, tuple[LinkRate, ...]])
+    """The two by kind and size, ascending; other kinds have `collective_latency_s` and `link_bps`."""
+    overlap: float = 1.0
+    """Of the shorter of computing and reading, the part that hides behind the longer."""
     layer_overhead_s: float = 0.0
     step_overhead_s: float = 0.0
+    eager_layer_s: float = 0.0
+    """Launching a layer of a step that is not all decode rows; hides as `overlap` says."""
+    meet_s: float = 0.0
+    """Per collective of a step beside its own time: packing rows, waiting for the slowest rank."""
+    run_s: float = 0.0
+    """Per layer and run: several rows of one request on one rank."""
+    head_s: float = 0.0
+    """Per layer and head of a row for which a rank makes queries: rotations, copies, merging."""
+    row_s: float = 0.0
+    """Per layer and row at home: norms, rotations, residuals."""
+    draw_s: float = 0.0
+    """Per token drawn on a rank."""
     interference: float = 0.0
     """Seconds of slow-down per second of transfer hidden behind computation."""
     sparse_head_tile: int = 1
     """Heads that a sparse attention kernel computes at least, though fewer may be asked for."""
+    dense_expert_rows: int = 0
+    """Most rows of a step for which every local expert computes every row; 0: only chosen ones, always."""
     memory_bytes: int = 0
     """Device memory per rank; 0 when not known."""
     provenance: Provenance = Provenance(source="analytical")
+
+    def roofline(self, compute_s: float, read_s: float) -> float:
+        """Time of an operation that computes and reads."""
+        return max(compute_s, read_s) + (1 - self.overlap) * min(compute_s, read_s)
+
+    def messages_s(self, messages: Iterable[Message]) -> float:
+        """Time of a step's collectives, one after the other."""
+        return sum(
+            message_s(self.rates(message.kind), message) + message.count * self.meet_s for message in messages
+        )
+
+    def rates(self, kind: Collective) -> tuple[LinkRate, ...]:
+        """Of one kind of collective, by size."""
+        one = (LinkRate(latency_s=self.collective_latency_s, bps=self.link_bps),)
+        return self.collectives.get(kind, one)
+
+    def check_group(self, *, device: str, dtype: str, ranks: int) -> None:
+        """Refuse a profile of other devices, another element type or number of ranks than a group's.
+
+        Raises:
+            ConfigError: names both values and the remedy.
+        """
+        of_group: dict[str, tuple[object, object]] = {
+            "device": (self.device, device),
+            "dtype": (self.dtype, dtype),
+            "ranks": (self.ranks or ranks, ranks),
+        }
+        for name, (mine, wanted) in of_group.items():
+            if mine != wanted:
+                raise ConfigError(
+                    f"profile {self.name} is for {name} {mine}, the group has {name} {wanted}; give the one "
+                    f"that `splash calibrate --{name} {wanted}` writes, or leave --profile out"
+                )
 
     def to_json(self) -> str:
         """The profile as an indented JSON object."""
@@ -69,31 +132,46 @@ class HardwareProfile:
         version = values.pop("version", None)
         if version != PROFILE_VERSION:
             raise ConfigError(
-                f"profile field version: {version!r} is not {PROFILE_VERSION}; run `splash calibrate` again"
+                f"profile field version: {version!r} is not {PROFILE_VERSION}, which is read here; "
+                "run `splash calibrate` again"
             )
         known = {item.name for item in fields(cls)}
         for name in values:
             if name not in known:
                 raise ConfigError(f"profile field {name}: unknown; known: {', '.join(sorted(known))}")
         provenance = _provenance(values.pop("provenance", None))
-        rates = {name: _positive(values, name) for name in _RATES}
-        extras = {name: _non_negative(values, name) for name in _EXTRAS if name in values}
-        counts = {name: int(_non_negative(values, name)) for name in _COUNTS if name in values}
-        return cls(
-            name=_text(values, "name"),
-            dtype=_text(values, "dtype"),
-            sparse_head_tile=counts.get("sparse_head_tile", 1),
-            memory_bytes=counts.get("memory_bytes", 0),
-            provenance=provenance,
-            **rates,
-            **extras,
-        )
+        checked: dict[str, Any] = {name: _text(values, name) for name in ("name", "dtype", "device")}
+        checked |= {name: _positive(values, name) for name in _RATES}
+        checked |= {name: _non_negative(values, name) for name in _EXTRAS if name in values}
+        checked |= {name: int(_non_negative(values, name)) for name in _COUNTS if name in values}
+        if "overlap" in values:
+            checked["overlap"] = _fraction(values, "overlap")
+        return cls(collectives=_collectives(values.get("collectives", {})), provenance=provenance, **checked)
 
 
-_RATES = ("flops", "attention_flops", "weight_read_bps", "kv_read_bps", "link_bps", "collective_latency_s")
-_NOTES = ("machine", "date", "note")
-_COUNTS = ("sparse_head_tile", "memory_bytes")
-_EXTRAS = ("layer_overhead_s", "step_overhead_s", "interference")
+_RATES = (
+    "flops",
+    "attention_flops",
+    "expanded_flops",
+    "expert_flops",
+    "weight_read_bps",
+    "kv_read_bps",
+    "link_bps",
+    "collective_latency_s",
+)
+_NOTES = ("machine", "date", "note", "commit", "model")
+_COUNTS = ("ranks", "sparse_head_tile", "dense_expert_rows", "memory_bytes")
+_EXTRAS = (
+    "layer_overhead_s",
+    "step_overhead_s",
+    "eager_layer_s",
+    "meet_s",
+    "run_s",
+    "head_s",
+    "row_s",
+    "draw_s",
+    "interference",
+)
 
 
 def analytical_profile(gpu: GpuSpec, *, dtype: str) -> HardwareProfile:
@@ -108,8 +186,11 @@ def analytical_profile(gpu: GpuSpec, *, dtype: str) -> HardwareProfile:
     return HardwareProfile(
         name=gpu.name,
         dtype=dtype,
+        device="cpu" if gpu.name == "cpu" else "cuda",
         flops=rate,
         attention_flops=gpu.attention_flops[dtype],
+        expanded_flops=gpu.attention_flops[dtype],
+        expert_flops=rate,
         weight_read_bps=gpu.weight_read_bps,
         kv_read_bps=gpu.kv_read_bps,
         link_bps=gpu.link_bps,
@@ -154,6 +235,28 @@ def _provenance(value: object) -> Provenance:
     )
 
 
+def _collectives(value: object) -> dict[str, tuple[LinkRate, ...]]:
+    where = "collectives."
+    if not isinstance(value, dict):
+        raise ConfigError("profile field collectives: must be an object with a list of rates for each kind")
+    kinds = cast("dict[str, Any]", value)
+    for kind, rates in kinds.items():
+        if kind not in tuple(Collective):
+            raise ConfigError(f"profile field {where}{kind}: unknown; known: {', '.join(Collective)}")
+        entries = cast("list[Any]", rates) if isinstance(rates, list) else []
+        if not entries or not all(isinstance(rate, dict) for rate in entries):
+            raise ConfigError(f"profile field {where}{kind}: a list of at least one rate is required")
+    return {kind: tuple(_rate(rate, f"{where}{kind}.") for rate in rates) for kind, rates in kinds.items()}
+
+
+def _rate(values: Mapping[str, Any], where: str) -> LinkRate:
+    return LinkRate(
+        latency_s=_non_negative(values, "latency_s", where=where),
+        bps=_positive(values, "bps", where=where),
+        most_bytes=_non_negative(values, "most_bytes", where=where) if "most_bytes" in values else 0.0,
+    )
+
+
 def _text(values: Mapping[str, Any], name: str, *, where: str = "") -> str:
     value = values.get(name)
     if not isinstance(value, str):
@@ -168,15 +271,22 @@ def _number(values: Mapping[str, Any], name: str, *, where: str = "") -> float:
     return float(value)
 
 
-def _positive(values: Mapping[str, Any], name: str) -> float:
-    value = _number(values, name)
+def _positive(values: Mapping[str, Any], name: str, *, where: str = "") -> float:
+    value = _number(values, name, where=where)
     if value <= 0:
-        raise ConfigError(f"profile field {name}: must be above 0, got {value}")
+        raise ConfigError(f"profile field {where}{name}: must be above 0, got {value}")
     return value
 
 
-def _non_negative(values: Mapping[str, Any], name: str) -> float:
-    value = _number(values, name)
+def _non_negative(values: Mapping[str, Any], name: str, *, where: str = "") -> float:
+    value = _number(values, name, where=where)
     if value < 0:
-        raise ConfigError(f"profile field {name}: must not be negative, got {value}")
+        raise ConfigError(f"profile field {where}{name}: must not be negative, got {value}")
+    return value
+
+
+def _fraction(values: Mapping[str, Any], name: str) -> float:
+    value = _non_negative(values, name)
+    if value > 1:
+        raise ConfigError(f"profile field {name}: must be at most 1, got {value}")
     return value

@@ -24,6 +24,8 @@ class Shares:
     """max_j N_j: rows at home on the fullest rank."""
     home_min: float
     """min_j N_j."""
+    drawn: float
+    """Tokens drawn on the rank that draws most."""
     query_rows: float
     """Rows for which a rank computes queries with a replicated W_QB, on the fullest rank."""
     attending: tuple[OwnerLoad, ...]
@@ -37,10 +39,12 @@ class Shares:
         ranks, total = len(load.owners), load.total
         even = load.steps * math.ceil(total.rows / (load.steps * ranks))
         home, home_min, query = float(even), float(total.rows // ranks), float(even)
+        drawn = total.samples / ranks
         attending: tuple[OwnerLoad, ...] = (total,)
         if rule.history is KvHistory.OWNER:
             home = query = max(owner.rows for owner in load.owners)
             home_min = min(owner.rows for owner in load.owners)
+            drawn = max(owner.samples for owner in load.owners)
             attending = load.owners
         elif rule.history is KvHistory.STRIPED:
             query = total.rows if storage is CpStorage.PASS_Q else query
@@ -54,6 +58,7 @@ class Shares:
             total=total,
             home_rows=home,
             home_min=home_min,
+            drawn=drawn,
             query_rows=query,
             attending=attending,
             head_fraction=1 / ranks if heads_split else 1.0,
@@ -85,6 +90,7 @@ def _striped(total: OwnerLoad, ranks: int, *, even_rows: float, storage: CpStora
             total.chosen_pairs / ranks,
             total.keys,
             min(total.keys, total.chosen_pairs / ranks),
+            runs=total.runs,
         )
     return OwnerLoad(
         total.rows,
@@ -92,4 +98,5 @@ def _striped(total: OwnerLoad, ranks: int, *, even_rows: float, storage: CpStora
         total.chosen_pairs / ranks,
         total.keys / ranks,
         total.chosen_keys / ranks,
+        runs=total.runs,
     )

@@ -19,9 +19,11 @@ from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named
 from splash_core.layout.layout import Layout, shown_layouts
 from splash_core.layout.slots import ArenaMap
 from splash_core.leader.fingerprint import checkpoint_fingerprint
+from splash_core.leader.profile_file import read_profile
 from splash_core.leader.reaching import transport_options
 from splash_core.leader.room import computes_on, draw_arena
-from splash_core.policy.config import PolicyConfig, load_policy
+from splash_core.policy.config import load_document
+from splash_core.policy.in_force import PolicyInForce, why_not
 from splash_core.policy.snapshot import Phase
 from splash_core.rpc.abi import kv_abi
 from splash_core.scheduling.config import SchedulerConfig
@@ -55,8 +57,10 @@ class GroupBlueprint:
     """Why each layout that the settings name and the group cannot run is out of the question."""
     incarnation: Incarnation
     scheduling: SchedulerConfig
-    policy: PolicyConfig
-    policy_enabled: bool
+    policy: PolicyInForce
+    """What holds until a router brings another version."""
+    profile: HardwareProfile
+    """What step times are predicted with."""
 
     @property
     def group(self) -> str:
@@ -118,11 +122,10 @@ class GroupBlueprint:
 
     @property
     def _profile(self) -> HardwareProfile:
-        profile = analytical_profile(computes_on(self.settings), dtype=self.dtype)
         budget = self.settings.link_bytes_per_s
         # On a host's CPUs one link carries everything, so its budget bounds switches too.
         shared = bool(budget) and self.settings.device == "cpu"
-        return replace(profile, link_bps=min(profile.link_bps, budget)) if shared else profile
+        return replace(self.profile, link_bps=min(self.profile.link_bps, budget)) if shared else self.profile
 
     def cost_model(self) -> CostModel:
         """Predicts step times on the ranks' devices."""
@@ -185,11 +188,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     _check_settings(settings, checkpoint)
     arena = draw_arena(settings, spec, checkpoint, dtype, graph_bytes=_graph_bytes(settings, phase))
     offered = named_layouts(settings.layouts)
-    infeasible = {
-        layout: verdict.reason
-        for layout, verdict in catalog_of_arena(spec, arena, offered).items()
-        if isinstance(verdict, InfeasibleLayout)
-    }
+    infeasible = _infeasible(spec, arena, offered)
     layout = _starting_layout(settings, phase, offered, infeasible)
     scheduling = SchedulerConfig(
         role=Role(phase.value),
@@ -205,7 +204,6 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         admission_overcommit=settings.admission_overcommit if phase is Phase.DECODE else 1.0,
     )
     _check_length(settings, spec, arena, scheduling)
-    policies = load_policy(settings.policy)
     return GroupBlueprint(
         phase=phase,
         settings=settings,
@@ -218,9 +216,33 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         infeasible=infeasible,
         incarnation=scheduling.incarnation,
         scheduling=scheduling,
-        policy=policies.of(phase),
-        policy_enabled=policies.enabled,
+        policy=_own_policy(settings, phase, scheduling),
+        profile=_profile(settings, dtype),
     )
+
+
+def _own_policy(settings: GroupSettings, phase: Phase, scheduling: SchedulerConfig) -> PolicyInForce:
+    document = load_document(settings.policy)
+    if reason := why_not(document, phase=phase, group=scheduling.group, offered=scheduling.layouts):
+        raise ConfigError(f"--policy {settings.policy}: {reason}")
+    return PolicyInForce(phase=phase, group=scheduling.group, document=document, digest=document.digest)
+
+
+def _infeasible(spec: ModelSpec, arena: ArenaMap, offered: Sequence[Layout]) -> dict[Layout, str]:
+    """Layouts that cannot run, and why not."""
+    return {
+        layout: verdict.reason
+        for layout, verdict in catalog_of_arena(spec, arena, offered).items()
+        if isinstance(verdict, InfeasibleLayout)
+    }
+
+
+def _profile(settings: GroupSettings, dtype: str) -> HardwareProfile:
+    if not settings.profile:
+        return analytical_profile(computes_on(settings), dtype=dtype)
+    profile = read_profile(Path(settings.profile))
+    profile.check_group(device=settings.device, dtype=dtype, ranks=settings.ranks)
+    return profile
 
 
 def _records_steps(settings: GroupSettings, phase: Phase) -> bool:

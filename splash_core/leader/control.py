@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import logging
 import os
 
 import grpc.aio
 
-from splash_core.errors import InvalidRequest, SplashError, Unavailable
+from splash_core.errors import ConfigError, InvalidRequest, SplashError, Unavailable
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, Layout
 from splash_core.leader.audits import audit_to_pb
@@ -15,14 +16,19 @@ from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
 from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
+from splash_core.policy.document import parse_document
+from splash_core.policy.in_force import PolicyInForce, why_not
 from splash_core.rpc.abi import abi_to_pb
 from splash_core.rpc.codec import process_to_pb
 from splash_core.rpc.errors import abort
+from splash_core.rpc.policy import policy_to_pb, totals_to_pb
 from splash_core.rpc.traffic import samples_to_pb
 from splash_core.scheduling.sequence import SeqState
 from splash_core.switch.manifest import SwitchMode
 
+_log = logging.getLogger("splash.leader")
 _SWITCH_TIMEOUT_S = 90.0
+_BOUNDARY_TIMEOUT_S = 30.0
 
 
 class ControlServicer(control_pb2_grpc.ControlServicer):
@@ -95,6 +101,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             step_age_s=leader.step_age_s,
             failure=str(leader.failure or ""),
             traffic=samples_to_pb(leader.ranks.traffic.samples()),
+            policy=policy_to_pb(leader.steering.policy, pinned=leader.steering.pinned),
+            totals=totals_to_pb(leader.step_totals),
         )
 
     async def SetLayout(
@@ -149,7 +157,59 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                 await abort(context, error)
         self._leader.steering.pin(layout)
         self._leader.wake()
-        return control_pb2.PinResult(group=self._blueprint.group, pinned=layout.value if layout else "")
+        # After an unpin the policy's own pin may hold.
+        pinned = self._leader.steering.pinned
+        return control_pb2.PinResult(group=self._blueprint.group, pinned=pinned.value if pinned else "")
+
+    async def SetPolicy(
+        self, request: control_pb2.SetPolicyRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.SetPolicyResult:
+        """Take a version of the policy document, whole or not at all; answers when it is in force."""
+        try:
+            await self._set_policy(request)
+        except SplashError as error:
+            await abort(context, error)
+            raise
+        steering = self._leader.steering
+        _log.info("policy version %d (%s) is in force", steering.policy.number, steering.policy.digest)
+        told = policy_to_pb(steering.policy, pinned=steering.pinned)
+        return control_pb2.SetPolicyResult(group=self._blueprint.group, policy=told)
+
+    async def _set_policy(self, request: control_pb2.SetPolicyRequest) -> None:
+        leader, blueprint = self._leader, self._blueprint
+        if leader.failure is not None:
+            raise leader.failure
+        if leader.condition is GroupCondition.STARTING:
+            raise Unavailable("the group is starting; try again when it is ready")
+        try:
+            document = parse_document(request.document, source=f"policy version {request.version}")
+        except ConfigError as error:
+            raise InvalidRequest(str(error), param="document") from error
+        if document.digest != request.digest:
+            raise InvalidRequest(
+                f"policy version {request.version}: {blueprint.group} reads it as {document.digest}, not as "
+                f"{request.digest}; give router and groups the same version of Splash",
+                param="digest",
+            )
+        offered = blueprint.scheduling.layouts
+        if reason := why_not(document, phase=blueprint.phase, group=blueprint.group, offered=offered):
+            raise InvalidRequest(f"policy version {request.version}: {reason}", param="document")
+        answer = leader.steering.set_policy(
+            PolicyInForce(
+                phase=blueprint.phase,
+                group=blueprint.group,
+                document=document,
+                number=request.version,
+                digest=request.digest,
+                trying=request.trying,
+            )
+        )
+        leader.wake()
+        try:
+            async with asyncio.timeout(_BOUNDARY_TIMEOUT_S):
+                await asyncio.shield(answer)
+        except TimeoutError:
+            raise Unavailable(f"no step has ended within {_BOUNDARY_TIMEOUT_S:g} s") from None
 
     async def Decisions(
         self, request: control_pb2.DecisionsRequest, context: grpc.aio.ServicerContext

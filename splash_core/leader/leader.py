@@ -22,6 +22,7 @@ from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
 from splash_core.leader.streams import Stream
 from splash_core.policy.snapshot import Snapshot
+from splash_core.policy.step_totals import StepTotals
 from splash_core.scheduling.events import Event, FinishedEvent, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.precopy_pace import LinkView
@@ -182,6 +183,11 @@ class GroupLeader:
     def open_requests(self) -> int:
         """Requests that hold or want anything here."""
         return self.scheduler.count() + self.queue_length
+
+    @property
+    def step_totals(self) -> StepTotals:
+        """What its steps have amounted to."""
+        return self._pace.totals
 
     @property
     def step_age_s(self) -> float:

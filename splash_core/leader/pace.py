@@ -6,6 +6,7 @@ Invariant: a switching step never enters the history, so a switch is always meas
 from collections import OrderedDict, deque
 from statistics import median
 
+from splash_core.policy.step_totals import StepTotals
 from splash_core.scheduling.step import StepPlan
 
 _WINDOW = 8
@@ -21,6 +22,8 @@ class StepPace:
     def __init__(self) -> None:
         self._by_shape: OrderedDict[Shape, deque[float]] = OrderedDict()
         self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self.totals = StepTotals()
+        """Of all steps; those with a manifest are in here too."""
 
     @staticmethod
     def shape(plan: StepPlan) -> Shape:
@@ -28,7 +31,9 @@ class StepPace:
         return len(plan.sequences), plan.num_rows
 
     def record(self, plan: StepPlan, step_s: float) -> None:
-        """Enter a step's time on its slowest rank; steps with a manifest are left out."""
+        """Enter a step's time on its slowest rank; steps with a manifest count in the totals only."""
+        sequences, rows = self.shape(plan)
+        self.totals = self.totals.with_step(rows=rows, sequences=sequences, step_s=step_s)
         if plan.manifest is not None:
             return
         self._recent.append(step_s)

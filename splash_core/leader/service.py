@@ -186,7 +186,6 @@ class GroupProcess:
             scheduler,
             model=blueprint.cost_model(),
             policy=blueprint.policy,
-            enabled=blueprint.policy_enabled,
             pace=pace,
             clock=clock,
         )

@@ -12,8 +12,9 @@ from splash_core.cost.model import CostModel
 from splash_core.errors import Conflict, SplashError
 from splash_core.layout.layout import Layout
 from splash_core.leader.pace import StepPace
-from splash_core.policy.config import PolicyConfig
+from splash_core.policy.config import GroupPolicy
 from splash_core.policy.decision import Decision
+from splash_core.policy.in_force import PolicyInForce
 from splash_core.policy.log import DecisionLog
 from splash_core.policy.snapshot import Snapshot
 from splash_core.policy.state import PolicyState
@@ -25,6 +26,10 @@ from splash_core.switch.manifest import Refusal, SwitchMode
 
 _DEFERRED_LIMIT_S = 30.0
 """A switch that waits this long for pages in use outside is refused with the numbers."""
+_CALENDAR_S = 0.25
+"""How often calendars are looked at."""
+_PREFERENCES = ("allowed", "margin", "horizon_steps", "itl_bound_ms")
+"""Keys that decide which layout leads: a streak under other values says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,14 @@ class _Wish:
     answer: "asyncio.Future[SwitchOutcome]"
 
 
+@dataclass(slots=True)
+class _Offer:
+    """A version of the policy that the next boundary takes."""
+
+    policy: PolicyInForce
+    answer: "asyncio.Future[None]"
+
+
 def refusal_text(refusal: Refusal) -> str:
     """A refusal with its numbers, in one line."""
     where = "" if refusal.rank is None else f"; rank {refusal.rank}"
@@ -69,18 +82,22 @@ class Steering:
         scheduler: GroupScheduler,
         *,
         model: CostModel,
-        policy: PolicyConfig,
-        enabled: bool,
+        policy: PolicyInForce,
         pace: StepPace,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
         self._model = model
         self._policy = policy
-        self._enabled = enabled
         self._pace = pace
         self._clock = clock
         self._state = PolicyState()
+        self._hand_pin: Layout | None = None
+        """A pin by hand, which goes before the policy's."""
+        self._now: GroupPolicy = policy.at(clock())
+        """What the policy says now."""
+        self._next_look = 0.0
+        self._offer: _Offer | None = None
         self._log = DecisionLog()
         self._wish: _Wish | None = None
         self._next_tick = 0.0
@@ -98,7 +115,24 @@ class Steering:
     @property
     def watches(self) -> bool:
         """True when an idle group must still look around now and then."""
-        return self.pending or self._state.pinned is not None
+        return self.pending or self._state.pinned is not None or self._policy.may_pin
+
+    @property
+    def policy(self) -> PolicyInForce:
+        """The version of the policy in force."""
+        return self._policy
+
+    def set_policy(self, policy: PolicyInForce) -> "asyncio.Future[None]":
+        """Take a version of the policy at the next boundary; answers when it is in force.
+
+        Raises:
+            Conflict: it does not follow the version in force, or one that is on its way.
+        """
+        policy.check_follows(self._policy if self._offer is None else self._offer.policy)
+        if self._offer is not None and not self._offer.answer.done():
+            self._offer.answer.set_exception(Conflict(f"superseded by policy version {policy.number}"))
+        self._offer = _Offer(policy, asyncio.get_running_loop().create_future())
+        return self._offer.answer
 
     def decisions(self, last: int) -> tuple[Decision, ...]:
         """The newest records, oldest first; all of them for 0."""
@@ -116,34 +150,35 @@ class Steering:
         """
         pinned = self._state.pinned
         if pinned is not None and pinned is not layout:
-            raise Conflict(f"the group is pinned to {pinned}; unpin it first")
+            by_hand = self._hand_pin is not None
+            remedy = "unpin it first" if by_hand else f"policy version {self._policy.number} says so; edit it"
+            raise Conflict(f"the group is pinned to {pinned}; {remedy}")
         if self._wish is not None and not self._calls_off(layout):
             raise Conflict(f"a switch to {self._wish.layout} is under way; ask for {layout} after it")
         self._refuse(Conflict(f"called off: {layout}, the present layout, was set instead"))
         now = self._clock()
-        hold_s = self._policy.hold_s if hold_s is None else hold_s
+        hold_s = self._now.config.hold_s if hold_s is None else hold_s
         self._state = self._state.with_manual_switch(now, hold_s=hold_s)
         self._wish = _Wish(layout, mode, now, asyncio.get_running_loop().create_future())
         return self._wish.answer
 
     def pin(self, layout: Layout | None) -> None:
         """Hold the group in a layout from the next boundary on; None gives it back to the policy."""
-        if layout is not None and self._calls_off(layout):
-            self._refuse(Conflict(f"called off: {layout}, the present layout, was pinned"))
-            self._scheduler.request_switch(layout)
-        self._state = self._state.with_pin(layout)
-        self._next_tick = 0.0
+        self._hand_pin = layout
+        self._hold(layout or self._now.pin)
 
     def at_boundary(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Pursue a wish, else let the policy look, if it is time."""
+        """Take a new version of the policy; pursue a wish, else let the policy look, if it is time."""
+        now = self._clock()
+        self._follow_policy(now)
         if self._wish is not None:
             self._pursue(self._wish)
             return
-        now = self._clock()
-        if now < self._next_tick or not (self._enabled or self._state.pinned is not None):
+        if now < self._next_tick or not (self._now.enabled or self._state.pinned is not None):
             return
-        self._next_tick = now + self._policy.interval_s
-        decision, state = decide(snapshot(), self._model, self._policy, self._state)
+        config = self._now.config
+        self._next_tick = now + config.interval_s
+        decision, state = decide(snapshot(), self._model, config, self._state)
         self._state = state
         if decision.switches:
             outcome = self._scheduler.request_switch(decision.layout_to)
@@ -151,7 +186,8 @@ class Steering:
                 decision = refused(decision, refusal_text(outcome))
             elif isinstance(outcome, SwitchDeferred):
                 decision = refused(decision, f"deferred: {refusal_text(outcome.refusal)}")
-        self._log.add(decision)
+        inputs = {**decision.inputs, "policy_version": self._policy.number, "trying": self._policy.trying}
+        self._log.add(replace(decision, inputs=inputs))
 
     def on_switched(self, event: SwitchedEvent, plan: StepPlan, *, paused_s: float) -> None:
         """A switch was executed with `plan`, before which no step was under way for `paused_s` seconds."""
@@ -168,6 +204,40 @@ class Steering:
         """The group has ended."""
         if self._wish is not None:
             self._refuse(error)
+        offer, self._offer = self._offer, None
+        if offer is not None and not offer.answer.done():
+            offer.answer.set_exception(error)
+
+    def _follow_policy(self, now: float) -> None:
+        """Swap to the version that was offered, and to what the calendar says; the rest is kept.
+
+        Dwell, budget, a hold and a pin by hand outlive the swap; a streak does where the keys that it depends
+        on have not changed.
+        """
+        offer, self._offer = self._offer, None
+        if offer is None and now < self._next_look:
+            return
+        self._next_look = now + _CALENDAR_S
+        if offer is not None:
+            self._policy = offer.policy
+            if not offer.answer.done():
+                offer.answer.set_result(None)
+        before, self._now = self._now, self._policy.at(now)
+        if any(getattr(before.config, key) != getattr(self._now.config, key) for key in _PREFERENCES):
+            self._state = self._state.with_candidate(None)
+        if offer is not None or before != self._now:
+            self._next_tick = 0.0
+        self._hold(self._hand_pin or self._now.pin)
+
+    def _hold(self, layout: Layout | None) -> None:
+        """Pinned to a layout from now on, or to none."""
+        if layout is self._state.pinned:
+            return
+        if layout is not None and self._calls_off(layout):
+            self._refuse(Conflict(f"called off: {layout}, the present layout, was pinned"))
+            self._scheduler.request_switch(layout)
+        self._state = self._state.with_pin(layout)
+        self._next_tick = 0.0
 
     def _calls_off(self, layout: Layout) -> bool:
         """True when a wish for `layout` ends a switch that is copying ahead."""

@@ -54,7 +54,7 @@ class StateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "kv_tokens_projected", "step_age_s", "failure", "traffic")
+    __slots__ = ("group", "phase", "state", "layout", "layout_epoch", "incarnation", "ranks", "steps", "running", "waiting", "kv_tokens_used", "kv_tokens_total", "kv_tokens_projected", "step_age_s", "failure", "traffic", "policy", "totals")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,8 @@ class GroupState(_message.Message):
     STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     group: str
     phase: str
     state: str
@@ -87,7 +89,35 @@ class GroupState(_message.Message):
     step_age_s: float
     failure: str
     traffic: _containers.RepeatedCompositeFieldContainer[_common_pb2.TrafficSample]
-    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., state: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[int] = ..., steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., kv_tokens_projected: _Optional[int] = ..., step_age_s: _Optional[float] = ..., failure: _Optional[str] = ..., traffic: _Optional[_Iterable[_Union[_common_pb2.TrafficSample, _Mapping]]] = ...) -> None: ...
+    policy: PolicyState
+    totals: StepTotals
+    def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., state: _Optional[str] = ..., layout: _Optional[str] = ..., layout_epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., ranks: _Optional[int] = ..., steps: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens_used: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., kv_tokens_projected: _Optional[int] = ..., step_age_s: _Optional[float] = ..., failure: _Optional[str] = ..., traffic: _Optional[_Iterable[_Union[_common_pb2.TrafficSample, _Mapping]]] = ..., policy: _Optional[_Union[PolicyState, _Mapping]] = ..., totals: _Optional[_Union[StepTotals, _Mapping]] = ...) -> None: ...
+
+class PolicyState(_message.Message):
+    __slots__ = ("version", "digest", "trying", "pinned")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TRYING_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    digest: str
+    trying: bool
+    pinned: str
+    def __init__(self, version: _Optional[int] = ..., digest: _Optional[str] = ..., trying: _Optional[bool] = ..., pinned: _Optional[str] = ...) -> None: ...
+
+class StepTotals(_message.Message):
+    __slots__ = ("steps", "rows", "sequences", "step_s", "sequence_s")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    rows: int
+    sequences: int
+    step_s: float
+    sequence_s: float
+    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., sequences: _Optional[int] = ..., step_s: _Optional[float] = ..., sequence_s: _Optional[float] = ...) -> None: ...
 
 class SetLayoutRequest(_message.Message):
     __slots__ = ("layout", "mode", "hold_s")
@@ -134,6 +164,26 @@ class PinResult(_message.Message):
     group: str
     pinned: str
     def __init__(self, group: _Optional[str] = ..., pinned: _Optional[str] = ...) -> None: ...
+
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("version", "digest", "document", "trying")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    TRYING_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    digest: str
+    document: str
+    trying: bool
+    def __init__(self, version: _Optional[int] = ..., digest: _Optional[str] = ..., document: _Optional[str] = ..., trying: _Optional[bool] = ...) -> None: ...
+
+class SetPolicyResult(_message.Message):
+    __slots__ = ("group", "policy")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    policy: PolicyState
+    def __init__(self, group: _Optional[str] = ..., policy: _Optional[_Union[PolicyState, _Mapping]] = ...) -> None: ...
 
 class DecisionsRequest(_message.Message):
     __slots__ = ("last",)

@@ -54,6 +54,11 @@ class ControlStub:
                 request_serializer=splash__core_dot_pb_dot_control__pb2.PinRequest.SerializeToString,
                 response_deserializer=splash__core_dot_pb_dot_control__pb2.PinResult.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/splash.v1.Control/SetPolicy',
+                request_serializer=splash__core_dot_pb_dot_control__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=splash__core_dot_pb_dot_control__pb2.SetPolicyResult.FromString,
+                _registered_method=True)
         self.Decisions = channel.unary_unary(
                 '/splash.v1.Control/Decisions',
                 request_serializer=splash__core_dot_pb_dot_control__pb2.DecisionsRequest.SerializeToString,
@@ -94,6 +99,13 @@ class ControlServicer:
 
     def Pin(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Take a version of the policy document, whole or not at all; answers when it is in force.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -139,6 +151,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Pin,
                     request_deserializer=splash__core_dot_pb_dot_control__pb2.PinRequest.FromString,
                     response_serializer=splash__core_dot_pb_dot_control__pb2.PinResult.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=splash__core_dot_pb_dot_control__pb2.SetPolicyRequest.FromString,
+                    response_serializer=splash__core_dot_pb_dot_control__pb2.SetPolicyResult.SerializeToString,
             ),
             'Decisions': grpc.unary_unary_rpc_method_handler(
                     servicer.Decisions,
@@ -264,6 +281,33 @@ class Control:
             '/splash.v1.Control/Pin',
             splash__core_dot_pb_dot_control__pb2.PinRequest.SerializeToString,
             splash__core_dot_pb_dot_control__pb2.PinResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splash.v1.Control/SetPolicy',
+            splash__core_dot_pb_dot_control__pb2.SetPolicyRequest.SerializeToString,
+            splash__core_dot_pb_dot_control__pb2.SetPolicyResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,49 +1,25 @@
-"""The operator's settings of the layout policy, per phase, from one TOML file.
+"""The operator's settings of the layout policy, as a group decides with them, from a policy document.
 
-    [decode]
-    allowed = ["TP", "DP", "DOP"]
-    margin = 0.05
-    dwell_s = 10
-
-Invariant: an unknown key, a wrong type or a value out of range is an error that names the key; nothing
-is ignored silently. A section `[all]` gives defaults to both phases.
+Invariant: a `PolicyConfig` that exists is valid; a wrong value is an error that names the key.
 """
 
-import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
+from splash_core.policy.document import PolicyDocument, Section, parse_document
+from splash_core.policy.keys import KEYS
 from splash_core.policy.snapshot import Phase
 
 DEFAULT_HORIZON_STEPS = 512
 
 
-def _not_negative(value: float) -> bool:
-    return value >= 0
-
-
-# NaN compares false with everything, so it is in no range.
-_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("allowed", lambda layouts: len(layouts) > 0, "must name at least one layout"),
-    ("margin", lambda value: 0 <= value < 10, "must be in [0, 10)"),
-    ("dwell_s", _not_negative, "must not be negative"),
-    ("interval_s", _not_negative, "must not be negative"),
-    ("confirm", lambda value: value >= 1, "must be at least 1"),
-    ("horizon_steps", lambda value: value >= 1, "must be at least 1"),
-    ("exposed_ms_per_minute", _not_negative, "must not be negative"),
-    ("itl_bound_ms", lambda value: value is None or value > 0, "must be above 0"),
-    ("hold_s", _not_negative, "must not be negative"),
-    ("max_age_s", lambda value: value > 0, "must be above 0"),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """One phase's policy."""
+    """One group's policy; `KEYS` says what each field means."""
 
     allowed: tuple[Layout, ...] = tuple(Layout)
     """Layouts that the policy may choose; a manual set or a pin may choose others."""
@@ -69,15 +45,24 @@ class PolicyConfig:
     """Decide and record, but never switch."""
 
     def __post_init__(self) -> None:
-        for key, allowed, words in _RANGES:
-            value = getattr(self, key)
-            if not allowed(value):
-                raise ConfigError(f"{key}: {words}, got {value}")
+        for item in fields(self):
+            KEYS[item.name].check(getattr(self, item.name), where=item.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPolicy:
+    """All that holds for one group at one instant."""
+
+    enabled: bool = True
+    """False: no decisions, layouts change by hand only."""
+    pin: Layout | None = None
+    """Where the operator holds the group; a pin by hand goes before it."""
+    config: PolicyConfig = PolicyConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySet:
-    """The policies of both phases; `enabled` is false with `--policy off`."""
+    """The policies of both phases, of groups without a section of their own and outside calendars' hours."""
 
     enabled: bool = True
     prefill: PolicyConfig = PolicyConfig()
@@ -88,82 +73,63 @@ class PolicySet:
         return self.prefill if phase is Phase.PREFILL else self.decode
 
 
-def load_policy(option: str) -> PolicySet:
+def policy_at(
+    document: PolicyDocument, *, phase: Phase, group: str, instant_s: float, trying: bool = False
+) -> GroupPolicy:
+    """What a document says of a group at an instant (seconds since the epoch).
+
+    Args:
+        document: of the deployment.
+        phase: of the group.
+        group: its name.
+        instant_s: what calendars look at.
+        trying: whether the document's canary is tried on its group now.
+    """
+    return _group_policy(document.values(phase=phase, group=group, instant_s=instant_s, trying=trying))
+
+
+def _group_policy(values: Mapping[str, Any]) -> GroupPolicy:
+    own = {item.name for item in fields(PolicyConfig)}
+    config = PolicyConfig(**{name: value for name, value in values.items() if name in own})
+    return GroupPolicy(enabled=values.get("enabled", True), pin=values.get("pin"), config=config)
+
+
+def load_document(option: str) -> PolicyDocument:
     """The value of `--policy`: `off`, `auto` (defaults), or the path of a TOML file.
 
     Raises:
         ConfigError: the file cannot be read, or a key is wrong.
     """
     if option == "off":
-        return PolicySet(enabled=False)
+        return PolicyDocument(shared=Section(values={"enabled": False}))
     if option == "auto":
-        return PolicySet()
+        return PolicyDocument()
+    return parse_document(read_policy_file(option), source=option)
+
+
+def read_policy_file(path: str) -> str:
+    """The text of a policy file; raises `ConfigError` where it cannot be read."""
     try:
-        text = Path(option).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise ConfigError(f"policy file {option}: {cause}; give off, auto or a TOML file") from error
-    return parse_policy(text, source=option)
+        raise ConfigError(f"policy file {path}: {cause}; give off, auto or a TOML file") from error
+
+
+def load_policy(option: str) -> PolicySet:
+    """Both phases' policies from `load_document`; raises `ConfigError` as it does."""
+    return _policy_set(load_document(option))
 
 
 def parse_policy(text: str, *, source: str = "policy") -> PolicySet:
-    """Policies from TOML text.
-
-    Raises:
-        ConfigError: not TOML, an unknown section or key, or a bad value; names it and what is allowed.
-    """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not TOML: {error}") from error
-    sections = ("all", *Phase)
-    for name, value in document.items():
-        if name not in sections:
-            raise ConfigError(f"{source}: unknown section {name!r}; known: {', '.join(sections)}")
-        if not isinstance(value, dict):
-            raise ConfigError(f"{source}: {name} must be a section, [{name}]")
-    shared = _apply(PolicyConfig(), document.get("all", {}), where=f"{source}: all")
-    phases = {
-        phase: _apply(shared, document.get(phase.value, {}), where=f"{source}: {phase.value}")
-        for phase in Phase
-    }
-    return PolicySet(prefill=phases[Phase.PREFILL], decode=phases[Phase.DECODE])
+    """Both phases' policies from TOML text; raises `ConfigError` as `parse_document` does."""
+    return _policy_set(parse_document(text, source=source))
 
 
-def _apply(config: PolicyConfig, section: Mapping[str, Any], *, where: str) -> PolicyConfig:
-    known = [item.name for item in fields(PolicyConfig)]
-    values: dict[str, Any] = {}
-    for key, value in section.items():
-        if key not in known:
-            raise ConfigError(f"{where}.{key}: unknown key; known: {', '.join(known)}")
-        values[key] = _value(key, value, where=f"{where}.{key}")
-    try:
-        return replace(config, **values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}.{error}") from error
-
-
-def _value(key: str, value: object, *, where: str) -> object:
-    if key == "allowed":
-        return _layouts(value, where=where)
-    if key == "shadow":
-        if not isinstance(value, bool):
-            raise ConfigError(f"{where}: true or false is required, got {value!r}")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{where}: a number is required, got {value!r}")
-    if key in ("confirm", "horizon_steps"):
-        if not isinstance(value, int):
-            raise ConfigError(f"{where}: a whole number is required, got {value!r}")
-        return value
-    return float(value)
-
-
-def _layouts(value: object, *, where: str) -> tuple[Layout, ...]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{where}: a list of layouts is required, got {value!r}")
-    names = cast("list[object]", value)
-    for name in names:
-        if name not in list(Layout):
-            raise ConfigError(f"{where}: {name!r} is not a layout; known: {', '.join(Layout)}")
-    return tuple(Layout(str(name)) for name in names)
+def _policy_set(document: PolicyDocument) -> PolicySet:
+    prefill, decode = (
+        _group_policy({**document.shared.values, **document.of_phase(phase).values})
+        for phase in (Phase.PREFILL, Phase.DECODE)
+    )
+    enabled = prefill.enabled or decode.enabled
+    return PolicySet(enabled=enabled, prefill=prefill.config, decode=decode.config)

@@ -36,4 +36,5 @@ def _repeats(last: Decision, decision: Decision) -> bool:
         and last.cause is decision.cause
         and last.layout_from is decision.layout_from
         and last.layout_to is decision.layout_to
+        and last.inputs.get("policy_version") == decision.inputs.get("policy_version")
     )

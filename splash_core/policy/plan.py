@@ -11,7 +11,7 @@ from typing import Any
 from splash_core.cost.footprint import Deployment, memory_account
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import PRECISIONS
-from splash_core.cost.profile import analytical_profile
+from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.cost.switch import SwitchBytes, switch_bytes
 from splash_core.errors import Infeasible
 from splash_core.layout.catalog import FeasibleLayout, InfeasibleLayout, Verdict, catalog_of_memory
@@ -60,6 +60,8 @@ class PlanReport:
     """Tokens of each of the reference load's requests."""
     switches: tuple[PlannedSwitch, ...]
     regimes: Mapping[Phase, tuple[Cell, ...]]
+    profile: HardwareProfile
+    """What the regimes are predicted with."""
 
     @property
     def projection_bytes_per_layer(self) -> int:
@@ -87,6 +89,7 @@ class PlanReport:
             "model": self.spec.name,
             "gpu": self.gpu.name,
             "ranks": self.deployment.num_ranks,
+            "profile": f"{self.profile.name} ({self.profile.provenance.source})",
             "dtype": self.deployment.precision.name,
             "fraction": self.deployment.fraction,
             "page_size": self.deployment.page_size,
@@ -149,6 +152,7 @@ def build_plan(
     gpu: GpuSpec,
     deployment: Deployment,
     layouts: Sequence[Layout] = STANDARD_LAYOUTS,
+    profile: HardwareProfile | None = None,
 ) -> PlanReport:
     """The report for a model on `deployment.num_ranks` devices.
 
@@ -157,6 +161,7 @@ def build_plan(
         gpu: the devices.
         deployment: how they are used.
         layouts: those to compare.
+        profile: what predicts step times; default: the devices' own figures.
 
     Raises:
         Infeasible: no layout fits; names the fewest ranks that do.
@@ -170,7 +175,7 @@ def build_plan(
     model = CostModel(
         spec=spec,
         precision=precision,
-        profile=analytical_profile(gpu, dtype=precision.name),
+        profile=profile or analytical_profile(gpu, dtype=precision.name),
         num_ranks=ranks,
     )
     group = Group(
@@ -188,6 +193,7 @@ def build_plan(
         reference_context=context,
         switches=_switches(spec, deployment, layouts, context),
         regimes={phase: regime_map(model, group, phase) for phase in Phase},
+        profile=model.profile,
     )
 
 

@@ -44,7 +44,11 @@ class GpuSpec:
 
 
 _GPU_RUNTIME = Bytes(2560 * MIB)
-_ANALYTICAL = "analytical: 0.78 of the published GEMM peak, 0.88 of memory and 0.67 of link bandwidth"
+_ANALYTICAL = (
+    "analytical: 0.78 of the published GEMM peak, 0.6 of it for attention, 0.88 of memory bandwidth for "
+    "weights and 0.56 for KV, 0.67 of link bandwidth each way, as measured on H200; collectives 20 us. "
+    "Peaks:"
+)
 
 
 def _gpu(
@@ -54,16 +58,19 @@ def _gpu(
     bf16_peak: float,
     memory_bps: float,
     link_bps: float,
-    fp8_peak: float | None = None,
+    source: str,
+    has_fp8: bool = True,
 ) -> GpuSpec:
-    """A GPU by its published peaks, reduced by the ratios that were measured on H200."""
-    fp8 = (2 * bf16_peak if fp8_peak is None else fp8_peak) * 0.78
-    bf16 = bf16_peak * 0.78
+    """A GPU by its published dense peaks, reduced by the ratios that were measured on H200.
+
+    `link_bps` is one way, as published for the links between the GPUs of a host.
+    """
+    flops = {"bf16": bf16_peak * 0.78} | ({"fp8": 2 * bf16_peak * 0.78} if has_fp8 else {})
     return GpuSpec(
         name=name,
         memory_bytes=Bytes(int(memory_gib * GIB)),
-        flops=MappingProxyType({"bf16": bf16, "fp8": fp8}),
-        attention_flops=MappingProxyType({"bf16": bf16_peak * 0.6, "fp8": bf16_peak * 0.6}),
+        flops=MappingProxyType(flops),
+        attention_flops=MappingProxyType(dict.fromkeys(flops, bf16_peak * 0.6)),
         weight_read_bps=memory_bps * 0.88,
         kv_read_bps=memory_bps * 0.56,
         link_bps=link_bps * 0.67,
@@ -72,7 +79,7 @@ def _gpu(
         interference=0.5,
         sparse_head_tile=64,
         runtime_bytes=_GPU_RUNTIME,
-        provenance=_ANALYTICAL,
+        provenance=f"{_ANALYTICAL} {source}",
     )
 
 
@@ -120,9 +127,55 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
         gpu.name: gpu
         for gpu in (
             _H200,
-            _gpu("h100", memory_gib=79.1, bf16_peak=989e12, memory_bps=3.35e12, link_bps=450e9),
-            _gpu("h20", memory_gib=95.6, bf16_peak=148e12, memory_bps=4.0e12, link_bps=450e9),
-            _gpu("b200", memory_gib=178.4, bf16_peak=2250e12, memory_bps=8.0e12, link_bps=900e9),
+            _gpu(
+                "h100",
+                memory_gib=79.1,
+                bf16_peak=989e12,
+                memory_bps=3.35e12,
+                link_bps=450e9,
+                source="NVIDIA's H100 data sheet (SXM5)",
+            ),
+            _gpu(
+                "h20",
+                memory_gib=95.6,
+                bf16_peak=148e12,
+                memory_bps=4.0e12,
+                link_bps=450e9,
+                source="NVIDIA's H20 product brief",
+            ),
+            _gpu(
+                "a100",
+                memory_gib=79.1,
+                bf16_peak=312e12,
+                memory_bps=2.04e12,
+                link_bps=300e9,
+                source="NVIDIA's A100 data sheet (SXM4, 80 GB)",
+                has_fp8=False,
+            ),
+            _gpu(
+                "b200",
+                memory_gib=178.4,
+                bf16_peak=2250e12,
+                memory_bps=8.0e12,
+                link_bps=900e9,
+                source="NVIDIA's DGX B200 data sheet (its sparse peaks halved)",
+            ),
+            _gpu(
+                "gb200",
+                memory_gib=184.0,
+                bf16_peak=2500e12,
+                memory_bps=8.0e12,
+                link_bps=900e9,
+                source="NVIDIA's GB200 NVL72 data sheet (one of its GPUs, sparse peaks halved)",
+            ),
+            _gpu(
+                "mi300x",
+                memory_gib=191.9,
+                bf16_peak=1307e12,
+                memory_bps=5.3e12,
+                link_bps=448e9,
+                source="AMD's Instinct MI300X data sheet (for plans only: the engine's kernels are NVIDIA's)",
+            ),
             _CPU,
         )
     }

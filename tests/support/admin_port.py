@@ -17,7 +17,9 @@ class Admin:
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
+                sent = self.rfile.read(length)
+                is_json = self.headers.get("Content-Type") == "application/json"
+                body = (json.loads(sent) if is_json else sent.decode()) if length else None
                 outer.asked.append((self.command, self.path, body, self.headers.get("Authorization")))
                 status, value = outer.answers[f"{self.command} {self.path}"]
                 payload = json.dumps(value).encode()
@@ -26,7 +28,7 @@ class Admin:
                 self.end_headers()
                 self.wfile.write(payload)
 
-            do_GET = do_POST = _answer
+            do_GET = do_POST = do_PUT = _answer
 
             def log_message(self, *arguments: object) -> None:
                 """Quiet."""

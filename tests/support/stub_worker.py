@@ -65,6 +65,12 @@ class StubWorker:
     async def pin(self, request: control_pb2.PinRequest) -> control_pb2.PinResult:
         return control_pb2.PinResult(group=self.address, pinned=request.layout)
 
+    async def set_policy(
+        self, request: control_pb2.SetPolicyRequest, *, timeout_s: float
+    ) -> control_pb2.SetPolicyResult:
+        del timeout_s
+        return control_pb2.SetPolicyResult(group=self.address)
+
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
         del last
         return control_pb2.DecisionsResult()

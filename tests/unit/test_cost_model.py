@@ -3,13 +3,15 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from splash_core.cost.exchange import Traffic, attention_traffic
+from splash_core.cost.links import Collective, LinkRate, Message
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.precision import PRECISIONS, named_precision
-from splash_core.cost.profile import HardwareProfile, analytical_profile
+from splash_core.cost.profile import HardwareProfile, Provenance, analytical_profile
 from splash_core.cost.shares import Shares
 from splash_core.cost.switch import SwitchBytes, switch_bytes, switch_cost
 from splash_core.errors import ConfigError
@@ -243,11 +245,55 @@ class TestProfile:
 
     def test_round_trip(self) -> None:
         assert HardwareProfile.from_json(self.profile.to_json()) == self.profile
+        rates = (LinkRate(latency_s=1e-5, bps=1e9, most_bytes=4096), LinkRate(latency_s=2e-5, bps=2e9))
+        measured = replace(
+            self.profile,
+            ranks=2,
+            overlap=0.25,
+            collectives={"gather": rates},
+            provenance=Provenance(source="measured", model="v3", residuals={"decode/TP": 0.1}),
+        )
+        assert HardwareProfile.from_json(measured.to_json()) == measured
+
+    @pytest.mark.parametrize(
+        ("group", "message"),
+        [
+            ({"device": "cpu", "dtype": "bf16", "ranks": 8}, "is for device cuda, the group has device cpu"),
+            ({"device": "cuda", "dtype": "fp32", "ranks": 8}, "is for dtype bf16, the group has dtype fp32"),
+            ({"device": "cuda", "dtype": "bf16", "ranks": 4}, "is for ranks 8, .* calibrate --ranks 4"),
+        ],
+    )
+    def test_a_profile_of_another_group_is_refused(self, group: dict[str, Any], message: str) -> None:
+        profile = replace(self.profile, ranks=8)
+        profile.check_group(device="cuda", dtype="bf16", ranks=8)
+        self.profile.check_group(device="cuda", dtype="bf16", ranks=3)
+        with pytest.raises(ConfigError, match=message):
+            profile.check_group(**group)
+
+    def test_collectives_have_rates_by_kind_and_size(self) -> None:
+        small, large = LinkRate(latency_s=1.0, bps=10.0, most_bytes=100), LinkRate(latency_s=5.0, bps=100.0)
+        profile = replace(
+            self.profile, link_bps=1.0, collective_latency_s=7.0, collectives={"gather": (small, large)}
+        )
+        assert profile.messages_s([Message(Collective.GATHER, 2, 200)]) == 2 * 1.0 + 20.0
+        assert profile.messages_s([Message(Collective.GATHER, 2, 202)]) == 2 * 5.0 + 2.02
+        assert (
+            profile.messages_s([Message(Collective.EXCHANGE, 3, 9), Message(Collective.SCATTER, 0, 0)])
+            == 30.0
+        )
+
+    def test_what_does_not_overlap_adds_up(self) -> None:
+        assert self.profile.roofline(3.0, 2.0) == 3.0
+        assert replace(self.profile, overlap=0.25).roofline(2.0, 4.0) == 5.5
 
     @pytest.mark.parametrize("name", list(GPUS))
     def test_every_device_gives_profiles(self, name: str) -> None:
         for dtype in GPUS[name].flops:
-            assert analytical_profile(GPUS[name], dtype=dtype).flops > 0
+            profile = analytical_profile(GPUS[name], dtype=dtype)
+            assert profile.flops > 0
+            assert profile.provenance.source == "analytical"
+            assert len(profile.provenance.note) > 40
+            assert profile.device == ("cpu" if name == "cpu" else "cuda")
 
     def test_missing_rate_names_those_known(self) -> None:
         with pytest.raises(ConfigError, match="bf16, fp8"):
@@ -256,7 +302,15 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"version": 2}, "version"),
+            ({"version": 1}, "1 is not 2, .* run `splash calibrate` again"),
+            ({"device": None}, "device: text"),
+            ({"overlap": 1.5}, "overlap: must be at most 1"),
+            ({"collectives": {"gather": []}}, "collectives.gather: a list of at least one rate"),
+            ({"collectives": {"shout": []}}, "collectives.shout: unknown; known: gather, exchange, scatter"),
+            (
+                {"collectives": {"gather": [{"latency_s": 0, "bps": 0}]}},
+                "collectives.gather.bps: must be above 0",
+            ),
             ({"flops": 0}, "flops: must be above 0"),
             ({"flops": "fast"}, "flops: a finite number"),
             ({"link_bps": True}, "link_bps"),

@@ -111,7 +111,6 @@ async def _running(
         scheduler,
         model=blueprint.cost_model(),
         policy=blueprint.policy,
-        enabled=blueprint.policy_enabled,
         pace=pace,
         clock=loop.time,
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -17,6 +17,9 @@ from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.pace import StepPace
 from splash_core.leader.steering import Steering
 from splash_core.policy.config import PolicyConfig
+from splash_core.policy.document import PolicyDocument, Section
+from splash_core.policy.in_force import PolicyInForce
+from splash_core.policy.keys import Value
 from splash_core.policy.snapshot import LayoutPool, Phase, RunningSequence, Snapshot
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.group import GroupScheduler
@@ -33,6 +36,17 @@ _REFUSAL = Refusal(
     needed_slots=5,
     free_slots=2,
 )
+
+
+def held_policy(
+    config: PolicyConfig, *, enabled: bool = True, number: int = 0, **values: Value
+) -> PolicyInForce:
+    """A version of the policy as `decode-0` has it."""
+    own = {item.name: getattr(config, item.name) for item in fields(config)}
+    document = PolicyDocument(shared=Section(values={**own, "enabled": enabled, **values}))
+    return PolicyInForce(
+        phase=Phase.DECODE, group="decode-0", document=document, number=number, digest=document.digest
+    )
 
 
 class Scheduler:
@@ -68,8 +82,7 @@ class Bench:
                 profile=analytical_profile(gpu, dtype="fp32"),
                 num_ranks=2,
             ),
-            policy=policy or PolicyConfig(confirm=1, dwell_s=0.0, margin=0.0),
-            enabled=enabled,
+            policy=held_policy(policy or PolicyConfig(confirm=1, dwell_s=0.0, margin=0.0), enabled=enabled),
             pace=StepPace(),
             clock=lambda: self.now,
         )

@@ -1,0 +1,67 @@
+"""What `splash calibrate` does around the ranks: settings in, document and profile out."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from services.bench.calibrate_settings import CalibrateSettings
+from services.bench.results_page import section
+from services.bench.shapes import shape_of
+from splash_core.errors import ConfigError
+
+
+def calibrate(settings: CalibrateSettings, as_json: bool) -> int:  # noqa: FBT001
+    """Measure what predicts step times on a group's devices, and write it as a profile.
+
+    Measures single operations and whole steps with random weights, fits the constants of the cost model, and
+    says how well they predict steps that the fit has not seen.
+
+    Example: `splash calibrate --model smollm2-mla --ranks 2 --out profile.json`
+    """
+    # Imported here: `splash calibrate --help` needs none of it.
+    from services.bench.calibrate_fit import concluded, profile_of
+
+    measured = _measured(settings)
+    file = measured.pop("file", "")
+    document = concluded(measured)
+    if file:
+        _write(Path(file), json.dumps(document, indent=2) + "\n")
+    if settings.out:
+        _write(Path(settings.out), profile_of(document).to_json() + "\n")
+        sys.stderr.write(f"calibrate: wrote {settings.out}\n")
+    sys.stdout.write(json.dumps(document) + "\n" if as_json else section(document))
+    return 0
+
+
+def _measured(settings: CalibrateSettings) -> dict[str, Any]:
+    if settings.measured:
+        return dict(_read(Path(settings.measured))) | {"file": settings.measured}
+    from services.bench.calibrate import run
+    from services.bench.spmd import resolved, run_spmd
+
+    # The recorder writes into `out`; where files lie is no part of a result.
+    asked = replace(settings, model=shape_of(settings.model), out=settings.results, results="")
+    return run_spmd(run, resolved(asked))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--measured {path}: {error}; give a document of `splash calibrate --results`"
+        ) from error
+    if not isinstance(document, dict) or document.get("bench") != "calibrate":
+        raise ConfigError(f"--measured {path} is no document of `splash calibrate --results`")
+    return document
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file; a kill at any moment leaves the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)

@@ -1,0 +1,112 @@
+"""Tables of a calibration: what it found, how well it predicts, and what it would choose."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.bench.results_tables import Row, markdown_table, number
+from splash_core.cost.accuracy import NEAR
+
+_SHOWN = {
+    "flops": ("products", "GFLOP/s", 1e-9),
+    "expert_flops": ("experts", "GFLOP/s", 1e-9),
+    "attention_flops": ("attention, absorbed", "GFLOP/s", 1e-9),
+    "expanded_flops": ("attention, expanded", "GFLOP/s", 1e-9),
+    "weight_read_bps": ("weights", "GB/s", 1e-9),
+    "kv_read_bps": ("KV", "GB/s", 1e-9),
+    "overlap": ("overlap", "", 1.0),
+    "layer_overhead_s": ("per layer", "µs", 1e6),
+    "eager_layer_s": ("more in prefill", "µs", 1e6),
+    "step_overhead_s": ("per step", "µs", 1e6),
+    "meet_s": ("per collective", "µs", 1e6),
+    "run_s": ("per layer and run", "µs", 1e6),
+    "head_s": ("per layer, row and head", "µs", 1e6),
+    "row_s": ("per layer and row", "µs", 1e6),
+    "draw_s": ("per token drawn", "µs", 1e6),
+}
+
+
+def calibrate_tables(document: Mapping[str, Any]) -> str:
+    """All tables of one document."""
+    if "accuracy" not in document:
+        return "Nothing was fitted yet.\n"
+    accuracy, profile = document["accuracy"], document["profile"]
+    held = "Held-out errors and choices are within their limits."
+    missed = "Held-out errors or choices are not all within their limits."
+    parts = (
+        _constants(profile),
+        _links(profile),
+        _errors(accuracy["groups"]),
+        _choices(accuracy["choices"]),
+        f"{held if accuracy['holds'] else missed}\n",
+    )
+    return "\n".join(parts)
+
+
+def _constants(profile: Mapping[str, Any]) -> str:
+    rows = [
+        {"name": words, "value": f"{_three(profile[name] * factor)} {unit}".strip()}
+        for name, (words, unit, factor) in _SHOWN.items()
+    ]
+    return markdown_table({"θ": lambda row: row["name"], "fitted": lambda row: row["value"]}, rows)
+
+
+def _links(profile: Mapping[str, Any]) -> str:
+    rows = [{"kind": kind, **rate} for kind, rates in profile["collectives"].items() for rate in rates]
+    return markdown_table(
+        {
+            "collective": lambda row: row["kind"],
+            "up to": lambda row: f"{row['most_bytes'] / 1024:,.0f} KiB" if row["most_bytes"] else "any size",
+            "α": lambda row: f"{_three(row['latency_s'] * 1e6)} µs",
+            "BW": lambda row: f"{_three(row['bps'] * 1e-9)} GB/s",
+        },
+        rows,
+    )
+
+
+def _errors(groups: list[Row]) -> str:
+    return markdown_table(
+        {
+            "phase": lambda row: row["phase"],
+            "layout": lambda row: row["layout"],
+            "steps": lambda row: f"{number(row['steps'])} {'held out' if row['held_out'] else 'fitted'}",
+            "error": lambda row: f"{row['error']:.1%}",
+            "bias": lambda row: f"{row['bias']:+.1%}",
+            "spread": lambda row: f"{row['spread']:.1%}",
+            "of limit": lambda row: f"{row['of_limit']:.2f}",
+        },
+        groups,
+    )
+
+
+def _choices(choices: list[Row]) -> str:
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for choice in choices:
+        groups.setdefault((choice["phase"], choice["held_out"]), []).append(choice)
+    table = markdown_table(
+        {
+            "phase": lambda row: row["phase"],
+            "batches": lambda row: row["batches"],
+            f"best or within {NEAR:.0%}": lambda row: row["good"],
+            "slowest choice": lambda row: row["worst"],
+        },
+        [
+            {
+                "phase": phase,
+                "batches": f"{len(mine)} {'held out' if held else 'fitted'}",
+                "good": f"{sum(one['slower'] <= NEAR for one in mine) / len(mine):.0%}",
+                "worst": f"{max(one['slower'] for one in mine):+.1%}",
+            }
+            for (phase, held), mine in sorted(groups.items())
+        ],
+    )
+    bad = [
+        f"* {one['batch']}: {one['chosen']}, {one['slower']:.1%} slower than {one['best']}\n"
+        for one in choices
+        if one["held_out"] and one["slower"] > NEAR
+    ]
+    return table + ("\nHeld-out choices that were not:\n\n" + "".join(bad) if bad else "")
+
+
+def _three(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,51 @@
+"""What a group's steps have amounted to since its start, so that any two moments can be compared.
+
+Invariant: totals only grow within a life of the group.
+"""
+
+from dataclasses import dataclass, fields
+
+from splash_core.policy.trial import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTotals:
+    """Sums over steps, switching ones included."""
+
+    steps: int = 0
+    rows: int = 0
+    """Tokens computed: prompt tokens in prefill, one a sequence in decode."""
+    sequences: int = 0
+    """Sequences, counted once a step."""
+    step_s: float = 0.0
+    """Time of steps on their slowest rank."""
+    sequence_s: float = 0.0
+    """The same, counted once for each sequence of a step."""
+
+    def with_step(self, *, rows: int, sequences: int, step_s: float) -> "StepTotals":
+        """After one more step."""
+        step = StepTotals(
+            steps=1, rows=rows, sequences=sequences, step_s=step_s, sequence_s=step_s * sequences
+        )
+        return self.plus(step)
+
+    def plus(self, other: "StepTotals") -> "StepTotals":
+        """Of two groups, or periods, together."""
+        return StepTotals(
+            **{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
+        )
+
+    def since(self, earlier: "StepTotals") -> "StepTotals":
+        """What was added after `earlier`."""
+        return StepTotals(
+            **{item.name: getattr(self, item.name) - getattr(earlier, item.name) for item in fields(self)}
+        )
+
+    def measured(self, metric: Metric) -> float | None:
+        """The metric's value; None where nothing was measured."""
+        over, under = {
+            Metric.TOKENS_PER_S: (float(self.rows), self.step_s),
+            Metric.STEP_MS: (self.step_s * 1e3, float(self.steps)),
+            Metric.ITL_MS: (self.sequence_s * 1e3, float(self.sequences)),
+        }[metric]
+        return over / under if under > 0 else None
