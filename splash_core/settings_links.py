@@ -39,13 +39,22 @@ class LinkSettings(ModelSettings):
     )
     link_bytes_per_s: float = setting(
         0.0,
-        "Budget of a rank's link to other groups, which on CPUs switches share; 0: none.",
+        "Budget of a rank's link to other hosts, which on CPUs switches share; 0: none. Somewhat "
+        "less than what it carries (0.95 of that, say) keeps its queue short for what asks nobody. Writes "
+        "within a host do not count.",
         unit="bytes/s",
     )
     link_chunk_bytes: int = setting(
-        MIB, "Largest piece that a handoff sends at a time.", unit="bytes", within=COUNT
+        MIB,
+        "Largest piece that a handoff sends at a time; with a budget at most 5 ms of it, 64 KiB at least.",
+        unit="bytes",
+        within=COUNT,
     )
-    link_in_flight: int = setting(2, "Pieces of handoffs that a rank has under way.", within=COUNT)
+    link_in_flight: int = setting(
+        2, "Such pieces that a rank has under way, or more of smaller ones.", within=COUNT
+    )
     link_pause_s: float = setting(
-        0.25, "Longest time that a switch of the group holds its handoffs back.", unit="s"
+        0.25,
+        "Longest time that a switch holds handoffs back; then they have an eighth of the budget.",
+        unit="s",
     )

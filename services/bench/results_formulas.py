@@ -166,10 +166,17 @@ SHARED_LINK = """### The shared link
 Two hosts (network namespaces) on one link of limited rate (`tc tbf`), each way. Host A holds the prefill rank
 and decode's rank 0, host B decode's rank 1; decode's collectives are gloo over TCP, handoffs are Mooncake
 over TCP. Background streams decode all the time; other requests arrive at exponentially distributed
-intervals, the same in every condition, and are handed over. *idle*: switches from DP to TP without such
-requests; *handoffs*: requests without switches; *both*; *full*: many requests at once.
+intervals, the same in every condition, and are handed over. *idle*: switches to the other layout and back
+without such requests; *handoffs*: requests without switches; *both*; *full*: many requests at once. Without
+the arbiter nobody waits for a turn, and no budget or pause holds.
 
-    TTFT           = time from a request's start at the client to its first text
+    TTFT           = time from a request's start at the client to its first text, ms
+    stages         = means, ms: lease / prefill / transfer / told, which add up to the mean of TTFT. lease:
+                     until decode has granted pages and the prompt's turn has come; transfer: what is left of
+                     the handoff once the prompt is computed; told: the first token's way to the client.
+                     Waiting for a switching step shows as lease, for the link as transfer
+    met            = requests during whose TTFT a switch was under way (asked for and not answered)
+    gap            = time between two texts of a background stream, ms
     exposed        = time of the switching step − median of recent steps of its shape, at least 0: p50 (most)
     per MB         = median over the switches of exposed / bytes that all ranks received in the step / 10⁶:
                      histories grow while they are measured

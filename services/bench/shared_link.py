@@ -22,10 +22,11 @@ import httpx
 from services.bench.clock import median, percentile
 from services.bench.document import BenchDocument, fresh_path, measured_here
 from services.bench.settings import modes_of, words
-from services.bench.shared_link_load import Load, Probes, until_quiet
+from services.bench.shared_link_load import Load, Probe, Probes, until_quiet
 from services.bench.shared_link_rows import with_ratios
 from services.bench.shared_link_settings import SharedLinkSettings
 from services.bench.shared_link_stack import SharedLinkStack, write_model
+from services.bench.shared_link_stages import Answered, first_texts, meets, stages_of
 from services.bench.two_hosts import TwoHosts
 from splash_core.switch.manifest import SwitchMode
 
@@ -41,7 +42,12 @@ class _Window:
     """What one condition gave."""
 
     probes: Probes = field(default_factory=Probes)
+    answered: Sequence[Answered] = ()
+    gaps_s: Sequence[float] = ()
+    """Between two texts of the background streams."""
     switched: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    switching: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """When switches, to either side, began and ended, in monotonic seconds."""
     link_s: float = 0.0
     link_bytes: tuple[int, int] = (0, 0)
     by_class: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -107,7 +113,8 @@ class _Arm:
         """One condition, from fresh streams on."""
         settings, load, window = self._settings, self._load(), _Window()
         await until_quiet(self._hosts.carried_bytes, idle_bps=settings.link_bps / 20)
-        async with load.background():
+        async with load.background() as streams:
+            streams.take_gaps_s()
             before, began = self._hosts.carried_bytes(), time.monotonic()
             classes = await self._class_bytes()
             both = [self._switches(mode, window)] if mode is not None else []
@@ -116,31 +123,48 @@ class _Arm:
             await asyncio.gather(*both)
             window.link_s = time.monotonic() - began
             after = self._hosts.carried_bytes()
+            window.gaps_s = streams.take_gaps_s()
             window.link_bytes = (after[0] - before[0], after[1] - before[1])
             now = await self._settled_bytes()
             window.by_class = {name: now[name] - classes.get(name, 0) for name in now}
+        window.answered = [await self._answered(probe, window) for probe in window.probes.answered]
         return window
+
+    async def _answered(self, probe: Probe, window: _Window) -> Answered:
+        """A request with what the router knows of its stages."""
+        response = await self._client.get(f"{self._stack.admin_url}/admin/requests/{probe.name}/timeline")
+        known = response.status_code == 200
+        return Answered(
+            ttft_s=probe.ttft_s,
+            stages=stages_of(response.json(), probe.ttft_s) if known else {},
+            met=meets(probe.began, probe.ttft_s, window.switching),
+        )
 
     async def _arrive(self, load: Load, window: _Window) -> None:
         window.probes = await load.probes()
 
     async def _switches(self, mode: SwitchMode, window: _Window) -> None:
-        """To TP and back, evenly spread; those to TP, which move histories, are kept."""
+        """To the other layout and back, evenly spread; those that move histories are kept.
+
+        With one in a minute there are fifteen seconds between the two, as the policy's dwell asks for.
+        """
+        home, other = words(self._settings.layouts)
         began, pause = time.monotonic(), self._settings.window_s / self._settings.switches
         for number in range(self._settings.switches):
             await asyncio.sleep(max(0.0, began + (number + 0.25) * pause - time.monotonic()))
-            window.switched.append(await self._switch("TP", mode))
-            await asyncio.sleep(max(0.0, began + (number + 0.8) * pause - time.monotonic()))
-            await self._switch("DP", mode)
+            await self._switch(other, mode, window)
+            await asyncio.sleep(max(0.0, began + (number + 0.5) * pause - time.monotonic()))
+            await self._switch(home, mode, window)
 
-    async def _switch(self, layout: str, mode: SwitchMode) -> dict[str, Any]:
+    async def _switch(self, layout: str, mode: SwitchMode, window: _Window) -> None:
         body = {"phase": "decode", "layout": layout, "mode": mode.value, "hold_s": 0}
         began = time.monotonic()
         response = await self._client.post(f"{self._stack.admin_url}/admin/layout", json=body)
         response.raise_for_status()
         answer: dict[str, Any] = response.json()
+        window.switching.append((began, time.monotonic()))
+        window.switched += [answer] if answer["bytes"] or answer["precopied_bytes"] else []
         sys.stderr.write(f"{answer} after {time.monotonic() - began:.1f} s\n")
-        return answer
 
     async def _full(self) -> _Window:
         """The link while more is to be handed over than it carries."""
@@ -152,6 +176,7 @@ class _Arm:
             samples.append((time.monotonic(), self._hosts.carried_bytes()[0]))
             await asyncio.sleep(_SAMPLE_S)
         window.probes = await burst
+        window.answered = [await self._answered(probe, window) for probe in window.probes.answered]
         # Its middle: at either end the link waits for prompts.
         first, last = samples[len(samples) // 4], samples[3 * len(samples) // 4]
         window.link_s, window.link_bytes = last[0] - first[0], (last[1] - first[1], 0)
@@ -181,16 +206,16 @@ def _per_mb(switched: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _row(arm: str, condition: str, window: _Window, mode: SwitchMode | None = None) -> dict[str, Any]:
-    ttft, exposed = window.probes.ttft_s, [answer["exposed_ms"] for answer in window.switched]
-    seconds, carried = window.link_s, window.link_bytes
+    exposed = [answer["exposed_ms"] for answer in window.switched]
+    seconds, carried, gaps = window.link_s, window.link_bytes, window.gaps_s
     row: dict[str, Any] = {
         "arbiter": arm,
         "condition": condition,
         "mode": mode.value if mode else "",
-        "requests": len(ttft),
+        **first_texts(window.answered),
         "failed": len(window.probes.failed),
-        "ttft_ms_p50": round(median(ttft) * 1e3, 1) if ttft else None,
-        "ttft_ms_p95": round(percentile(ttft, 0.95) * 1e3, 1) if ttft else None,
+        "gap_ms_p50": round(median(gaps) * 1e3, 1) if gaps else None,
+        "gap_ms_p95": round(percentile(gaps, 0.95) * 1e3, 1) if gaps else None,
         "switches": len(exposed),
         "exposed_ms_p50": round(median(exposed), 1) if exposed else None,
         "exposed_ms_max": round(max(exposed), 1) if exposed else None,

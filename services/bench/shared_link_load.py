@@ -8,7 +8,7 @@ import json
 import random
 import string
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,12 +24,55 @@ _LONG = 4000
 """Output tokens of streams that outlast every window."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One request that arrived at a random moment."""
+
+    name: str
+    """Its id at the gateway."""
+    began: float
+    """Monotonic seconds."""
+    ttft_s: float
+    """From its beginning to its first text."""
+
+
 @dataclass(slots=True)
 class Probes:
-    """Requests that arrived at random moments: seconds to the first text of each."""
+    """Those of a window."""
 
-    ttft_s: list[float] = field(default_factory=list[float])
+    answered: list[Probe] = field(default_factory=list[Probe])
     failed: list[str] = field(default_factory=list[str])
+
+
+class _Stream:
+    """When one stream's texts came."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.gaps_s: list[float] = []
+        self._last: float | None = None
+
+    def text(self) -> None:
+        """A piece of text has come."""
+        now = time.monotonic()
+        if self._last is not None:
+            self.gaps_s.append(now - self._last)
+        self._last = now
+        self.begun.set()
+
+
+class Streams:
+    """The background streams of a window."""
+
+    def __init__(self, streams: Sequence[_Stream]) -> None:
+        self._streams = streams
+
+    def take_gaps_s(self) -> list[float]:
+        """Seconds between two texts of a stream, of all streams, since this was asked last."""
+        gaps = [gap for stream in self._streams for gap in stream.gaps_s]
+        for stream in self._streams:
+            stream.gaps_s.clear()
+        return gaps
 
 
 class Load:
@@ -44,8 +87,8 @@ class Load:
         self._settings = settings
         self._random = random.Random(settings.seed)
 
-    async def one(self, *, prompt: int, max_tokens: int, on_text: Callable[[], None]) -> None:
-        """One request; told of each piece of text."""
+    async def one(self, *, prompt: int, max_tokens: int, on_text: Callable[[], None]) -> str:
+        """One request; told of each piece of text. Returns its id."""
         async with self._client.stream("POST", self._url, json=self._body(prompt, max_tokens)) as response:
             if response.status_code != 200:
                 raise httpx.HTTPStatusError(
@@ -55,16 +98,17 @@ class Load:
                 data = line.removeprefix("data: ")
                 if line.startswith("data: {") and json.loads(data)["choices"][0]["text"]:
                     on_text()
+            return str(response.headers["x-request-id"])
 
     @asynccontextmanager
-    async def background(self) -> AsyncIterator[None]:
+    async def background(self) -> AsyncIterator["Streams"]:
         """Streams that decode meanwhile; inside the block all of them have begun."""
-        begun = [asyncio.Event() for _ in range(self._settings.background)]
+        streams = [_Stream() for _ in range(self._settings.background)]
         size = {"prompt": self._settings.history, "max_tokens": _LONG}
-        tasks = [asyncio.create_task(self.one(**size, on_text=event.set)) for event in begun]
+        tasks = [asyncio.create_task(self.one(**size, on_text=stream.text)) for stream in streams]
         try:
-            await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), _TIMEOUT_S)
-            yield
+            await asyncio.wait_for(asyncio.gather(*(stream.begun.wait() for stream in streams)), _TIMEOUT_S)
+            yield Streams(streams)
             for task in (task for task in tasks if task.done()):
                 raise Unavailable(f"a background stream has ended early: {task.exception()}")
         finally:
@@ -75,16 +119,16 @@ class Load:
     async def probe(self, probes: Probes) -> None:
         """One request of two tokens."""
         began = time.monotonic()
-        first: list[float] = []
+        texts: list[float] = []
         try:
             prompt = self._settings.prompt
-            await self.one(
-                prompt=prompt, max_tokens=2, on_text=lambda: first.append(time.monotonic() - began)
+            name = await self.one(
+                prompt=prompt, max_tokens=2, on_text=lambda: texts.append(time.monotonic() - began)
             )
         except httpx.HTTPError as error:
             probes.failed.append(str(error))
         else:
-            probes.ttft_s += first[:1]
+            probes.answered += [Probe(name=name, began=began, ttft_s=ttft_s) for ttft_s in texts[:1]]
 
     async def probes(self) -> Probes:
         """Requests at exponentially distributed intervals for a window; returns when all have ended."""

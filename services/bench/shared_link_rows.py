@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.bench.results_tables import markdown_table, milliseconds, number
+from services.bench.shared_link_stages import STAGES
 from splash_core.units import format_bytes
 
 Row = Mapping[str, Any]
@@ -49,6 +50,11 @@ def shared_link_table(rows: Sequence[Row]) -> str:
         "TTFT p50": lambda row: milliseconds(row["ttft_ms_p50"]),
         "p95": lambda row: milliseconds(row["ttft_ms_p95"]),
         "of no switch": lambda row: _times(row.get("ttft_ratio")),
+        "stages": lambda row: _stages(row["stages_ms"]),
+        "met": lambda row: number(row["met_switch"]),
+        "their p50": lambda row: milliseconds(row["ttft_ms_p50_met"]),
+        "their stages": lambda row: _stages(row["stages_ms_met"]),
+        "gap p50 / p95": _gaps,
         "switches": lambda row: number(row["switches"]),
         "exposed p50 (most)": _exposed,
         "per MB": lambda row: milliseconds(row["exposed_ms_per_mb"]),
@@ -61,6 +67,15 @@ def shared_link_table(rows: Sequence[Row]) -> str:
 
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _stages(stages: Mapping[str, float]) -> str:
+    return " / ".join(f"{stages[name]:,.0f}" for name in STAGES) if stages else ""
+
+
+def _gaps(row: Row) -> str:
+    gaps = (row["gap_ms_p50"], row["gap_ms_p95"])
+    return "" if None in gaps else " / ".join(f"{gap:,.0f}" for gap in gaps)
 
 
 def _exposed(row: Row) -> str:

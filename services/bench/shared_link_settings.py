@@ -11,21 +11,24 @@ class SharedLinkSettings:
     """`splash bench shared-link`."""
 
     link_bps: float = setting(
-        5e6, "Rate of the link between the hosts, each way.", unit="bytes/s", within=POSITIVE
+        1.5e7, "Rate of the link between the hosts, each way.", unit="bytes/s", within=POSITIVE
     )
     layers: int = setting(16, "Layers of the model; a KV row is as wide as DeepSeek-V3's.", within=COUNT)
     page_size: int = setting(4, "Size of a KV page.", unit="tokens", within=COUNT)
     background: int = setting(2, "Streams that decode all the time.", within=COUNT)
     history: int = setting(160, "Length of their prompts.", unit="tokens", within=COUNT)
-    prompt: int = setting(64, "Length of the other requests' prompts.", unit="tokens", within=COUNT)
-    rate: float = setting(1.2, "Further requests, each handed over.", unit="1/s", within=POSITIVE)
-    window_s: float = setting(56.0, "Length of each measurement.", unit="s", within=POSITIVE)
-    switches: int = setting(2, "Switches in a measurement, evenly spread, and back after each.", within=COUNT)
+    prompt: int = setting(256, "Length of the other requests' prompts.", unit="tokens", within=COUNT)
+    rate: float = setting(2.2, "Further requests, each handed over.", unit="1/s", within=POSITIVE)
+    window_s: float = setting(60.0, "Length of each measurement.", unit="s", within=POSITIVE)
+    layouts: str = setting("DP,CP", "Decode's layout, and the one that it switches to and back from.")
+    switches: int = setting(1, "Switches in a measurement, evenly spread, and back after each.", within=COUNT)
     burst: int = setting(24, "Requests at once, for the rate of a link that is full.", within=COUNT)
     modes: str = setting("precopied,overlapped", "Modes of the switches.")
     arbiter: str = setting("on,off", "Whether the arbiter works, a list.")
-    pause_s: float = setting(1.0, "Longest time that a switch holds handoffs back.", unit="s")
-    chunk_bytes: int = setting(512 * KIB, "Pieces of handoffs with the arbiter.", unit="bytes", within=COUNT)
+    budget: float = setting(
+        0.95, "Budget of handoffs with the arbiter, as a share of the link's rate.", within=POSITIVE
+    )
+    pause_s: float = setting(0.25, "Longest time that a switch holds handoffs back.", unit="s")
     precopy_bytes_per_step: int = setting(
         256 * KIB, "Most that a step copies ahead.", unit="bytes", within=COUNT
     )

@@ -12,6 +12,7 @@ from types import TracebackType
 
 import httpx
 
+from services.bench.settings import words
 from services.bench.shared_link_settings import SharedLinkSettings
 from services.bench.two_hosts import TwoHosts
 from services.bench.two_hosts_group import PlacedGroup
@@ -26,7 +27,7 @@ from splash_core.settings_base import as_flags
 _START_S = 120.0
 _KV_BYTES = 1200 << 20
 _NO_LIMIT = {"link_pause_s": 0.0, "link_in_flight": 64, "link_chunk_bytes": 4 << 20}
-"""As if there were no arbiter."""
+"""As if there were no arbiter: no budget, no turns, no pauses."""
 
 
 def write_model(folder: Path, settings: SharedLinkSettings) -> Path:
@@ -99,27 +100,22 @@ class SharedLinkStack:
     def _groups(self) -> list[PlacedGroup]:
         a, b = self._hosts.a, self._hosts.b
         return [
-            PlacedGroup(phase=Phase.PREFILL, settings=self._group("prefill-0", 1, "TP", 0.0), hosts=[a]),
-            PlacedGroup(
-                phase=Phase.DECODE,
-                settings=self._group("decode-0", 2, "DP", self._settings.link_bps),
-                hosts=[a, b],
-            ),
+            PlacedGroup(phase=Phase.PREFILL, settings=self._group("prefill-0", 1), hosts=[a]),
+            PlacedGroup(phase=Phase.DECODE, settings=self._group("decode-0", 2), hosts=[a, b]),
         ]
 
-    def _group(self, name: str, ranks: int, layout: str, budget_bps: float) -> GroupSettings:
+    def _group(self, name: str, ranks: int) -> GroupSettings:
         settings = self._settings
         limits = {
             "link_pause_s": settings.pause_s,
-            "link_chunk_bytes": settings.chunk_bytes,
-            "link_bytes_per_s": budget_bps,
+            "link_bytes_per_s": settings.budget * settings.link_bps,
         }
         return GroupSettings(
             model=str(self._model),
             group=name,
             ranks=ranks,
-            layout=layout,
-            layouts="TP,DP",
+            layout=words(settings.layouts)[0],
+            layouts=settings.layouts,
             policy="off",
             transport="mooncake",
             page_size=settings.page_size,

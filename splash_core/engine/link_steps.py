@@ -4,6 +4,7 @@ Collectives ask nobody for their turn, for all ranks must make them in one order
 are told to stand back. Invariant: an announced switch ends with its step, however that ends.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -30,11 +31,11 @@ class Engine(Protocol):
 
 
 class LinkedEngine(Engine):
-    """An engine whose steps the arbiter of its group's link knows of."""
+    """An engine whose steps the arbiters of the links that its collectives may use know of."""
 
-    def __init__(self, engine: Engine, link: BandwidthArbiter) -> None:
+    def __init__(self, engine: Engine, *links: BandwidthArbiter) -> None:
         self._engine = engine
-        self._link = link
+        self._links = links
 
     @property
     @override
@@ -43,20 +44,22 @@ class LinkedEngine(Engine):
 
     @override
     def begin(self, plan: StepPlan) -> RunningStep:
-        self._link.announce("own group", near=plan.switch_near)
+        for link in self._links:
+            link.announce("own group", near=plan.switch_near)
         with ExitStack() as hold:
             if plan.manifest is not None and plan.manifest.takes_the_link:
-                hold.enter_context(self._link.switching())
+                for link in self._links:
+                    hold.enter_context(link.switching())
             step = self._engine.begin(plan)
-            return _LinkedStep(step, self._link, hold.pop_all())
+            return _LinkedStep(step, self._links, hold.pop_all())
 
 
 class _LinkedStep(RunningStep):
-    """A step under way, and the hold on the link that it has if it carries a switch."""
+    """A step under way, and the hold on the links that it has if it carries a switch."""
 
-    def __init__(self, step: RunningStep, link: BandwidthArbiter, hold: ExitStack) -> None:
+    def __init__(self, step: RunningStep, links: Sequence[BandwidthArbiter], hold: ExitStack) -> None:
         self._step = step
-        self._link = link
+        self._links = links
         self._hold = hold
 
     @property
@@ -68,6 +71,7 @@ class _LinkedStep(RunningStep):
     def finish(self) -> StepResult:
         with self._hold:
             result = self._step.finish()
-        self._link.charge(TrafficClass.SWITCH, result.switch_bytes_received)
-        self._link.charge(TrafficClass.PRECOPY, result.precopy_bytes_received)
+        for link in self._links:
+            link.charge(TrafficClass.SWITCH, result.switch_bytes_received)
+            link.charge(TrafficClass.PRECOPY, result.precopy_bytes_received)
         return result

@@ -1,4 +1,4 @@
-"""Switches of the groups that a rank writes to, as the link to them sees them.
+"""Switches of the groups that a rank writes to, as the links to them see them.
 
 Invariant: at most one hold is on, and it goes when the other group says so, or the rank ends.
 """
@@ -10,16 +10,18 @@ from splash_core.transport.link import BandwidthArbiter
 
 
 class OtherSwitches:
-    """Holds the link for others' collectives."""
+    """Holds the links for others' collectives."""
 
-    def __init__(self, link: BandwidthArbiter) -> None:
-        self._link = link
+    def __init__(self, *links: BandwidthArbiter) -> None:
+        self._links = links
         self._hold = ExitStack()
 
     def hear(self, notice: common_pb2.LinkNotice) -> None:
         """What their switches need from now on."""
         hold, self._hold = self._hold, ExitStack()
         if notice.switching:
-            self._hold.enter_context(self._link.switching())
+            for link in self._links:
+                self._hold.enter_context(link.switching())
         hold.close()
-        self._link.announce("other groups", near=notice.near)
+        for link in self._links:
+            link.announce("other groups", near=notice.near)

@@ -9,6 +9,7 @@ run. Invariant: when this lane fails, the leader has heard of it, and the step l
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from splash_core.engine.other_switches import OtherSwitches
@@ -38,7 +39,7 @@ class PushLane:
         progress: StepProgress,
         address: str,
         rank: RankId,
-        link: BandwidthArbiter | None = None,
+        links: Sequence[BandwidthArbiter] = (),
     ) -> None:
         """Nothing runs yet.
 
@@ -47,13 +48,13 @@ class PushLane:
             progress: of the rank's steps.
             address: where the leader listens.
             rank: this rank.
-            link: that the pushes use: it is told of other groups' switches; None: nobody need know.
+            links: that the pushes use: they are told of other groups' switches.
         """
         self._pusher = pusher
         self._progress = progress
         self._address = address
         self._rank = rank
-        self._others = OtherSwitches(link or BandwidthArbiter())
+        self._others = OtherSwitches(*links)
         self._closing = threading.Event()
         self._tell_at = 0.0
         self._told: tuple[Sample, ...] = ()

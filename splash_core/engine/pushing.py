@@ -23,7 +23,7 @@ from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Pe
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.counters import CounterSource, Sample, TrafficCounters, summed
 from splash_core.transport.factory import open_transport
-from splash_core.transport.link import BandwidthArbiter
+from splash_core.transport.link import RankLinks
 from splash_core.transport.options import TransportOptions
 
 
@@ -78,7 +78,7 @@ class Pusher:
     @classmethod
     @contextmanager
     def open(
-        cls, arena: ArenaMap, abi: KvAbi, options: TransportOptions, link: BandwidthArbiter | None = None
+        cls, arena: ArenaMap, abi: KvAbi, options: TransportOptions, links: RankLinks | None = None
     ) -> Iterator["Pusher"]:
         """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more.
 
@@ -86,14 +86,14 @@ class Pusher:
             arena: the slot map.
             abi: what peers must agree on.
             options: of the transport.
-            link: whom writes ask for their turn, and whose counts are told too; None: one without a limit.
+            links: whom writes ask for their turn, and whose counts are told too; None: without limits.
         """
         memory = ArenaMemory(arena.arena_bytes)
-        transport = open_transport(options, link)
+        transport = open_transport(options, links)
         try:
             handle = transport.register(memory, abi)
             pusher = cls(transport, memory, handle, arena=arena, abi=abi)
-            pusher.sources += () if link is None else (link,)
+            pusher.sources += () if links is None else (links.phase, links.host)
             try:
                 yield pusher
             finally:

@@ -90,13 +90,13 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         fingerprint=config.fingerprint,
         transport=config.transport.speaks,
     )
-    links = RankLinks.of(config.device, config.link_limits)
+    links = RankLinks.of(config.device, phase=config.link_limits, host=config.host_limits)
     with (
-        Pusher.open(arena, abi, config.transport, links.phase) as pusher,
+        Pusher.open(arena, abi, config.transport, links) as pusher,
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,
-        PushLane(pusher, engine.progress, config.link, rank, links.phase) as lane,
+        PushLane(pusher, engine.progress, config.link, rank, (links.phase, links.host)) as lane,
     ):
         address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
         ready = rank_pb2.RankReady(
@@ -108,7 +108,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         )
         link.send(rank_pb2.FromRank(ready=ready))
         _log.info("ready after %.1f s", ready.load_s)
-        run_steps(link, LinkedEngine(engine, links.group), lane, num_ranks=config.num_ranks)
+        run_steps(link, LinkedEngine(engine, *links.group), lane, num_ranks=config.num_ranks)
 
 
 class _LoadReports:

@@ -248,7 +248,7 @@ class PageTable:
         row = self._turning.pop(page)
         for rank, slot in entry.slots.items():
             if row.slots.get(rank) != slot:
-                self.pools[rank].free(slot)
+                self.pools[rank].vacate(slot)
                 del self._users[rank, slot]
         for rank in row.made:
             self._users[rank, row.slots[rank]] = page
@@ -263,7 +263,7 @@ class PageTable:
             self.ahead.drop(page)
 
     def _vacate(self, rank: RankId, slot: SlotId) -> None:
-        self.pools[rank].free(slot)
+        self.pools[rank].vacate(slot)
         page = self._users.pop((rank, slot))
         del self._pages[page].slots[rank]
         self.ahead.drop(page)

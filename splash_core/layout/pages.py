@@ -1,8 +1,9 @@
 """The slots of one rank: which are free, and how often each has changed hands.
 
 Ordinary slots are handed out first (lowest id first), borrowed ones last, because a switch into a layout
-that replicates their matrix must evacuate them. Invariant: every slot is either free or has exactly one
-user, and a slot's generation grows whenever its user is taken away.
+that replicates their matrix must evacuate them. A slot that a manifest vacates is free for whatever comes
+after it on the ranks, and may be made to rest for those who would not wait for it. Invariant: every slot is
+free, resting or has exactly one user, and its generation grows whenever its user is taken away.
 """
 
 import heapq
@@ -74,6 +75,9 @@ class SlotPool:
         }
         self._num_borrowed = {matrix: len(self._free[matrix]) for matrix in LENDING_ORDER}
         self._used: set[SlotId] = set()
+        self._vacated: set[SlotId] = set()
+        """Of the free slots, those that manifests have vacated since the last rest."""
+        self._resting: set[SlotId] = set()
         self._generations: dict[SlotId, int] = {}
 
     @property
@@ -129,7 +133,7 @@ class SlotPool:
         for kind in slot_kinds(lent):
             slot = self._free[kind].pop()
             if slot is not None:
-                self._used.add(slot)
+                self._use(slot)
                 return slot
         return None
 
@@ -145,7 +149,7 @@ class SlotPool:
                 f"slot {slot} is not free: it is {'in use' if slot in self._used else 'unknown'}"
             )
         free.remove(slot)
-        self._used.add(slot)
+        self._use(slot)
 
     def free(self, slot: SlotId) -> None:
         """Give a slot back and make references to it stale.
@@ -159,8 +163,28 @@ class SlotPool:
         self._generations[slot] = self.generation(slot) + 1
         self._free[self.kind(slot)].add(slot)
 
+    def vacate(self, slot: SlotId) -> None:
+        """As `free`, of a slot that a manifest reads before it is anybody else's."""
+        self.free(slot)
+        self._vacated.add(slot)
+
+    def rest(self) -> None:
+        """Vacated ordinary slots that are still free are nobody's until `end_rest`."""
+        resting = [slot for slot in self._vacated if slot in self._free[None]]
+        for slot in resting:
+            self._free[None].remove(slot)
+        self._resting.update(resting)
+        self._vacated.clear()
+
+    def end_rest(self) -> None:
+        """What reads vacated slots is over: they are as free as others."""
+        for slot in self._resting:
+            self._free[None].add(slot)
+        self._resting.clear()
+        self._vacated.clear()
+
     def check_integrity(self) -> None:
-        """Prove that slots are conserved: each is free or used, never both.
+        """Prove that slots are conserved: each is free, resting or used, never two of them.
 
         Raises:
             InvariantBroken: names the slots at fault.
@@ -168,12 +192,18 @@ class SlotPool:
         free = {slot for slots in self._free.values() for slot in slots.ids()}
         if free & self._used:
             raise InvariantBroken(f"slots both free and used: {sorted(free & self._used)}")
-        astray = (self._ordinary | self._lenders.keys()) ^ (free | self._used)
+        if self._resting & (free | self._used):
+            raise InvariantBroken("a slot that rests is free or in use")
+        astray = (self._ordinary | self._lenders.keys()) ^ (free | self._used | self._resting)
         if astray:
             raise InvariantBroken(f"slots lost or invented: {sorted(astray)}")
         for kind, slots in self._free.items():
             if any(self.kind(slot) is not kind for slot in slots.ids()):
                 raise InvariantBroken(f"a slot of another kind is in the free list of {kind or 'ordinary'}")
+
+    def _use(self, slot: SlotId) -> None:
+        self._used.add(slot)
+        self._vacated.discard(slot)
 
     def _used_under(self, matrix: Matrix) -> int:
         """Slots in use that the matrix fills when it is replicated."""

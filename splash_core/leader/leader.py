@@ -232,7 +232,7 @@ class GroupLeader:
         self.steering.forecasts.planned(plan)
         await self.ranks.begin(plan)
         self._sent.append(plan)
-        self.notices.under_way(self._sent)
+        self._tell_links()
         if len(self._sent) == 1:
             now = time.monotonic()
             self._paused_s = 0.0 if self._step_ended is None else now - self._step_ended
@@ -245,7 +245,7 @@ class GroupLeader:
         plan = self._sent[0]
         results = await self.ranks.finish(plan.step, timeout_s=self._step_timeout_s)
         self._sent.popleft()
-        self.notices.under_way(self._sent)
+        self._tell_links()
         step_s = max(result.times.total_s for result in results)
         self._pace.record(plan, step_s)
         self.steering.forecasts.stepped(plan, step_s)
@@ -254,6 +254,11 @@ class GroupLeader:
         if self._sent:
             self._paused_s = 0.0
             self._note_begin(self._step_ended)
+
+    def _tell_links(self) -> None:
+        """Tell writers of switches, unless those have a link of their own (a GPU's)."""
+        if self._shared_link_bps:
+            self.notices.under_way(self._sent)
 
     def _note_begin(self, now: float) -> None:
         """The oldest step under way can begin."""

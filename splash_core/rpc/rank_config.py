@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splash_core.layout.layout import Layout
-from splash_core.transport.arbiter import LinkLimits
+from splash_core.transport.limits import LinkLimits
 from splash_core.transport.options import TransportOptions
 
 ELEM_BYTES = {"fp32": 4, "fp64": 8, "bf16": 2}
@@ -74,8 +74,16 @@ class RankConfig:
     @property
     def link_limits(self) -> LinkLimits:
         """What a rank may ask of its link."""
-        return LinkLimits(
-            rate_bps=self.link_bytes_per_s or math.inf,
+        return self._limits(self.link_bytes_per_s or math.inf)
+
+    @property
+    def host_limits(self) -> LinkLimits:
+        """What it may ask of its own host, which has no budget, and no queue to be kept short."""
+        return self._limits(math.inf)
+
+    def _limits(self, rate_bps: float) -> LinkLimits:
+        return LinkLimits.within(
+            rate_bps,
             chunk_bytes=self.link_chunk_bytes,
             in_flight=self.link_in_flight,
             pause_s=self.link_pause_s,

@@ -87,7 +87,7 @@ class GroupScheduler:
 
         Raises as `add`, and `InvalidRequest` where max_tokens is 0 or this is not a decode group.
         """
-        if self._under_way.moving:
+        if self._under_way.moving and not self._parts.residency.vacated_rest:
             return None
         return self._parts.intake.reserve(request_id, tuple(prompt), sampling)
 
@@ -220,7 +220,7 @@ class GroupScheduler:
 
     def tidy(self) -> None:
         """Book-keeping that the plan need not wait for; to be called once the ranks have it. Idempotent."""
-        self._parts.residency.table.settle()
+        self._parts.residency.tidy(moving=self._under_way.moving)
 
     def complete(self, results: Sequence[StepResult]) -> tuple[Event, ...]:
         """Apply what all ranks report of the oldest step under way.
@@ -234,6 +234,7 @@ class GroupScheduler:
             step.plan, step.rows, results, num_ranks=self._parts.residency.num_ranks, last=last
         )
         self._under_way.end()
+        self.tidy()
         self._parts.switcher.ahead.executed(results)
         switched = step.switched(results)
         return (*self.take_events(), *(() if switched is None else (switched,)), *events)
@@ -243,8 +244,6 @@ class GroupScheduler:
         events = tuple(self._events)
         self._events.clear()
         return events
-
-    # -------------------------------------------------------------------------------- views
 
     @property
     def layout(self) -> Layout:

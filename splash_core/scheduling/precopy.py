@@ -114,10 +114,13 @@ class Precopy:
     @property
     def falls_due(self) -> bool:
         """What `due` will answer if nothing happens before."""
-        if self.fallback or self._caught_up or self._boundaries_left + self._pace.yielded <= self._yielded:
+        if self.fallback or self._boundaries_left + self._pace.yielded <= self._yielded:
             return True
-        left = any(self._cursor(s).next < self._full_pages(s) for s in self._running())
-        return not left and self._num_gathered == self._num_layers
+        running = self._running()
+        left = sum(self._full_pages(s) - self._cursor(s).next for s in running)
+        # Once caught up, a page of each is what steps add; a sequence that has come since is more.
+        most = max(self._pages_a_step, len(running)) if self._caught_up else 0
+        return left <= most and self._num_gathered == self._num_layers
 
     @property
     def under_weights(self) -> bool:

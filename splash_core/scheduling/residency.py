@@ -22,6 +22,8 @@ class Residency(Holding):
         self.table = table
         self.avoid_borrowed: Matrices = frozenset()
         """Matrices whose borrowed slots take no new page, because a switch waits for them to come free."""
+        self.vacated_rest = False
+        """True while slots that a manifest under way vacates look used, so that no lease gets one."""
         self.borrowed_used: set[tuple[RankId, SlotId]] = set()
         """Borrowed slots that have held a page at least once."""
         self._mirrors = mirrors
@@ -31,6 +33,16 @@ class Residency(Holding):
     def lent(self) -> Matrices:
         """Matrices whose borrowed slots new pages may lie in."""
         return self._present.rule.lends - self.avoid_borrowed
+
+    def tidy(self, *, moving: bool) -> None:
+        """Book-keeping after a step was sent, or has ended; `moving`: a manifest is under way."""
+        self.table.settle()
+        for pool in self.table.pools:
+            if moving:
+                pool.rest()
+            else:
+                pool.end_rest()
+        self.vacated_rest = moving
 
     def capacity(self, layout: Layout) -> Capacity:
         """What the pools of all ranks hold in a layout."""

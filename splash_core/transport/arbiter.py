@@ -3,65 +3,31 @@
 Each flow (one write, say) asks for one chunk at a time and says when that chunk is over. What goes first:
 
     SWITCH      over HANDOFF over PRECOPY; a handoff past half its deadline counts as SWITCH
-    in a class  flows share by bytes: whoever has sent least goes next
+    in a class  whoever would be done first if all shared by bytes (`fair`): none is later than by sharing
     too late    a class passed over for longer than its patience gets one chunk before the others
     a switch    under way (collectives that ask nobody) holds handoffs and precopies back, but no longer than
-                `pause_s`, which comes back between switches as fast as it was spent
+                `pause_s`, which comes back between switches as fast as it was spent; after that they have
+                `SWITCH_SHARE` of the budget, one chunk at a time, until it is over
 
 Invariants, for any calls: the chunks of any w seconds are at most `burst_bytes + rate_bps · w`; no more than
-`in_flight` chunks younger than `STUCK_S` are under way; and what is asked for, affordable and not held goes
-at once.
+`window_bytes` of chunks younger than `STUCK_S` are under way; and what is asked for, affordable and not held
+goes at once.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from splash_core.errors import ConfigError, InvariantBroken
+from splash_core.errors import InvariantBroken
 from splash_core.transport.classes import TrafficClass
-from splash_core.units import MIB
+from splash_core.transport.fair import FairEnds
+from splash_core.transport.limits import SWITCH_SHARE, LinkLimits
 
 STUCK_S = 1.0
 """A chunk under way for longer waits for its peer, not for the link: it keeps nobody else from sending."""
 
-_PRECOPY_PATIENCE = 8
-"""How much longer than handoffs precopies may be passed over."""
 _EPS_S = 1e-9
 """Moments closer than this are one: sums of floating-point times are not exact."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkLimits:
-    """What one rank may ask of one link."""
-
-    rate_bps: float = math.inf
-    """Bytes per second that all classes share."""
-    chunk_bytes: int = 1 * MIB
-    """Largest chunk: nobody waits for less than what is being sent."""
-    in_flight: int = 2
-    """Chunks under way at a time: one on the link, one on its way there."""
-    pause_s: float = 0.25
-    """Longest time that a switch holds handoffs back."""
-    handoff_patience_s: float = 0.25
-    """How long handoffs may be passed over by what is more urgent."""
-
-    def __post_init__(self) -> None:
-        for name in ("rate_bps", "chunk_bytes", "in_flight", "handoff_patience_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} of a link must be above 0, got {getattr(self, name)}")
-        if not 0 <= self.pause_s < math.inf:
-            raise ConfigError(f"pause_s of a link must be finite and not negative, got {self.pause_s}")
-
-    @property
-    def burst_bytes(self) -> int:
-        """What may go at once after a rest."""
-        return self.chunk_bytes * self.in_flight
-
-    def patience_s(self, traffic: TrafficClass) -> float:
-        """How long a class may be passed over."""
-        factor = {TrafficClass.HANDOFF: 1.0, TrafficClass.PRECOPY: _PRECOPY_PATIENCE}
-        return self.handoff_patience_s * factor.get(traffic, math.inf)
 
 
 @dataclass(slots=True)
@@ -83,13 +49,17 @@ class _Flow:
     traffic: TrafficClass
     order: int
     promoted_at: float
-    tag: int = 0
-    """Bytes sent, not counting what it could have sent while it asked for nothing."""
+    announced: int = 0
+    """Bytes that it has said it will send, and that have no place yet."""
+    placed: int = 0
+    """Bytes to be sent that `tag` is the end of."""
+    tag: float = 0.0
+    """When it would be done if its level shared by bytes."""
     promoted: bool = False
     wanted: int = 0
     since: float = 0.0
-    flying: list[float] = field(default_factory=list[float])
-    """When each chunk under way was granted."""
+    flying: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    """When each chunk under way was granted, and its bytes."""
 
     @property
     def may_be_promoted(self) -> bool:
@@ -109,23 +79,33 @@ class LinkArbiter:
         """So far, by class: chunks granted, and what `charge` was told."""
         self._flows: dict[int, _Flow] = {}
         self._joined = 0
-        self._floor = Counter[TrafficClass]()
-        """Tag of the last chunk of each level: where a flow that has rested comes in."""
+        self._fair = {level: FairEnds() for level in TrafficClass}
         self._served = dict.fromkeys(TrafficClass, now)
         """When each class last got a chunk, or began to want one."""
         self._now = now
-        self._level = float(limits.burst_bytes)
+        self._level = limits.burst_bytes
         self._credit_s = limits.pause_s
         self._switching = 0
         self._near: set[str] = set()
 
     # ------------------------------------------------------------------------------ flows
 
-    def join(self, traffic: TrafficClass, *, now: float, deadline_s: float = math.inf) -> int:
-        """A new flow, which has to be over `deadline_s` from now."""
+    def join(
+        self, traffic: TrafficClass, *, now: float, deadline_s: float = math.inf, num_bytes: int = 0
+    ) -> int:
+        """A new flow, which has to be over `deadline_s` from now.
+
+        Args:
+            traffic: its class.
+            now: the time.
+            deadline_s: from now; past half of it a handoff is promoted.
+            num_bytes: what it will send in all; 0: unknown, so each chunk is placed by itself.
+        """
         self._advance(now)
         self._joined += 1
-        self._flows[self._joined] = _Flow(traffic, self._joined, promoted_at=now + deadline_s / 2)
+        self._flows[self._joined] = _Flow(
+            traffic, self._joined, promoted_at=now + deadline_s / 2, announced=num_bytes
+        )
         return self._joined
 
     def want(self, flow: int, num_bytes: int, *, now: float) -> None:
@@ -145,13 +125,16 @@ class LinkArbiter:
         if not self._wants(asked.traffic):
             self._served[asked.traffic] = now
         asked.wanted, asked.since = num_bytes, now
-        asked.tag = max(asked.tag, self._floor[asked.level])
+        if asked.placed < num_bytes:
+            more = max(asked.announced, num_bytes - asked.placed)
+            asked.announced, asked.placed = 0, asked.placed + more
+            asked.tag = self._fair[asked.level].enter(asked.order, more, after=asked.tag)
 
     def take(self, *, now: float) -> int | None:
         """The flow whose chunk goes now, if any; it is under way until `sent`."""
         self._advance(now)
         chosen = self._choose()
-        if chosen is None or not self._has_room() or not self._affords(chosen.wanted):
+        if chosen is None or not self._has_room(chosen.wanted) or not self._affords(chosen.wanted):
             return None
         waited = now - chosen.since
         use = self.use[chosen.traffic]
@@ -160,11 +143,11 @@ class LinkArbiter:
         use.waits += waited > 0
         use.wait_s += waited
         self._spend(chosen.wanted)
-        self._floor[chosen.level] = max(self._floor[chosen.level], chosen.tag)
         self._served[chosen.traffic] = now
-        chosen.tag += chosen.wanted
+        chosen.placed -= chosen.wanted
+        self._fair[chosen.level].served(chosen.wanted)
+        chosen.flying.append((now, chosen.wanted))
         chosen.wanted = 0
-        chosen.flying.append(now)
         return chosen.order
 
     def sent(self, flow: int, *, now: float) -> None:
@@ -175,7 +158,13 @@ class LinkArbiter:
     def leave(self, flow: int, *, now: float) -> None:
         """The flow wants nothing any more, and nothing of it is under way. Idempotent."""
         self._advance(now)
-        self._flows.pop(flow, None)
+        gone = self._flows.pop(flow, None)
+        if gone is None:
+            return
+        if gone.placed:
+            self._fair[gone.level].leave(flow)
+        if not any(other.placed for other in self._flows.values() if other.level is gone.level):
+            self._fair[gone.level].clear()
 
     # ------------------------------------------------------------------------- collectives
 
@@ -188,6 +177,7 @@ class LinkArbiter:
         """A switch's collectives take the link; to be ended as often as it is begun."""
         self._advance(now)
         self._switching += 1
+        self._level = min(self._level, self._most_saved())
 
     def end_switch(self, *, now: float) -> None:
         """They are over."""
@@ -197,10 +187,10 @@ class LinkArbiter:
         self._switching -= 1
 
     def charge(self, traffic: TrafficClass, num_bytes: int, *, now: float) -> None:
-        """Collectives have moved bytes without asking: others wait for what that took, at most a burst."""
+        """Collectives have moved bytes without asking: others wait for what that took, at most a window."""
         self._advance(now)
         self.use[traffic].num_bytes += num_bytes
-        self._spend(min(num_bytes, max(self._level + self.limits.burst_bytes, 0.0)))
+        self._spend(min(num_bytes, max(self._level + self.limits.window_bytes, 0.0)))
 
     # ------------------------------------------------------------------------------- time
 
@@ -215,8 +205,8 @@ class LinkArbiter:
                 times.append(self._served[traffic] + self.limits.patience_s(traffic) - now)
         chosen = self._choose()
         if chosen is not None:
-            times.append((chosen.wanted - self._level) / self.limits.rate_bps)
-            times += [start + STUCK_S - now for flow in self._flows.values() for start in flow.flying]
+            times.append((chosen.wanted - self._level) / self._rate_bps())
+            times += [start + STUCK_S - now for flow in self._flows.values() for start, _ in flow.flying]
         return min((time for time in times if time > _EPS_S), default=math.inf)
 
     def _advance(self, now: float) -> None:
@@ -225,15 +215,20 @@ class LinkArbiter:
         if passed < 0:
             raise InvariantBroken(f"time went back by {-passed} s")
         if passed:
-            if self._holding():
-                self._credit_s = max(self._credit_s - passed, 0.0)
-            elif not self._switching:
+            held = min(passed, self._credit_s) if self._holding() else 0.0
+            # While everybody is held, the whole budget comes in: the first chunk after a pause goes at once.
+            for seconds, rate_bps in ((held, self.limits.rate_bps), (passed - held, self._rate_bps())):
+                come = rate_bps * seconds if seconds else 0.0
+                self._level = min(self._level + come, self._most_saved())
+            self._credit_s -= held
+            if not self._switching:
                 self._credit_s = min(self._credit_s + passed, self.limits.pause_s)
-            self._level = min(self._level + self.limits.rate_bps * passed, float(self.limits.burst_bytes))
             self._now = now
         for flow in self._waiting():
             if flow.may_be_promoted and now >= flow.promoted_at - _EPS_S:
-                flow.promoted, flow.tag = True, self._floor[TrafficClass.SWITCH]
+                self._fair[flow.level].leave(flow.order)
+                flow.promoted = True
+                flow.tag = self._fair[flow.level].enter(flow.order, flow.placed)
 
     # -------------------------------------------------------------------------------- rules
 
@@ -248,6 +243,20 @@ class LinkArbiter:
         if not self._switching or self._credit_s <= _EPS_S:
             return False
         return any(flow.level is not TrafficClass.SWITCH for flow in self._waiting())
+
+    def _sharing(self) -> bool:
+        """True while a switch is under way that may hold others back, beside nobody who is as urgent."""
+        if not self._switching or not self.limits.pause_s:
+            return False
+        return not any(flow.level is TrafficClass.SWITCH for flow in self._waiting())
+
+    def _most_saved(self) -> float:
+        """Of the budget, what may be saved up; nothing is made up for at a switch's expense."""
+        return self.limits.window_bytes if self._switching else self.limits.burst_bytes
+
+    def _rate_bps(self) -> float:
+        """Of the budget, what comes in now."""
+        return self.limits.rate_bps * (SWITCH_SHARE if self._sharing() else 1.0)
 
     def _choose(self) -> _Flow | None:
         """Whose turn it is, whether or not the link has room."""
@@ -265,11 +274,15 @@ class LinkArbiter:
         """Seconds that a class has waited beyond its patience; negative while it may wait."""
         return self._now - self._served[traffic] - self.limits.patience_s(traffic)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, num_bytes: int) -> bool:
         flying = sum(
-            self._now - start < STUCK_S - _EPS_S for flow in self._flows.values() for start in flow.flying
+            size
+            for flow in self._flows.values()
+            for start, size in flow.flying
+            if self._now - start < STUCK_S - _EPS_S
         )
-        return flying < (1 if self._near else self.limits.in_flight)
+        window = self.limits.chunk_bytes if self._near or self._sharing() else self.limits.window_bytes
+        return flying + num_bytes <= window
 
     def _affords(self, num_bytes: int) -> bool:
         return num_bytes - self._level <= self.limits.rate_bps * _EPS_S
@@ -279,5 +292,5 @@ class LinkArbiter:
             self._level -= num_bytes
 
 
-def _turn(flow: _Flow) -> tuple[int, int, int]:
+def _turn(flow: _Flow) -> tuple[int, float, int]:
     return flow.level, flow.tag, flow.order

@@ -24,9 +24,14 @@ class Descriptor:
     num_bytes: int
 
     def cut(self, most: int) -> Iterator["Descriptor"]:
-        """The same bytes in the same order, at most `most` at a time; nothing if there are none."""
-        for start in range(0, self.num_bytes, most):
-            yield Descriptor(self.src + start, self.dst + start, min(most, self.num_bytes - start))
+        """The same bytes in the same order, in equal parts of at most `most`; nothing if there are none.
+
+        A short rest would cost a turn at the link of its own.
+        """
+        parts = max(-(-self.num_bytes // most), 1)
+        size = max(-(-self.num_bytes // parts), 1)
+        for start in range(0, self.num_bytes, size):
+            yield Descriptor(self.src + start, self.dst + start, min(size, self.num_bytes - start))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from splash_core.errors import ConfigError
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.base import Transport
-from splash_core.transport.link import BandwidthArbiter
+from splash_core.transport.link import RankLinks
 from splash_core.transport.memory_server import SCHEME as SHM_SCHEME
 from splash_core.transport.memory_server import fetch_memory
 from splash_core.transport.mooncake_words import SCHEME as MOONCAKE_SCHEME
@@ -14,18 +14,18 @@ from splash_core.transport.options import MOONCAKE, SHM, TransportOptions
 from splash_core.transport.shm import ShmTransport
 
 
-def open_transport(options: TransportOptions, link: BandwidthArbiter | None = None) -> Transport:
+def open_transport(options: TransportOptions, links: RankLinks | None = None) -> Transport:
     """A transport of its own for one rank.
 
     Args:
         options: of the rank's group.
-        link: whom writes ask for their turn; None: one without a limit.
+        links: whom writes ask for their turn; None: some without a limit.
 
     Raises:
         ConfigError: there is no such transport, or its library is missing; says how to install it.
     """
     if options.name == SHM:
-        return ShmTransport(link)
+        return ShmTransport(None if links is None else links.phase)
     if options.name != MOONCAKE:
         raise ConfigError(f"--transport {options.name!r} is not one of {SHM}, {MOONCAKE}")
     # Imported here: shared memory must work where Mooncake's libraries are not installed.
@@ -33,7 +33,7 @@ def open_transport(options: TransportOptions, link: BandwidthArbiter | None = No
     from splash_core.transport.mooncake_library import load_library
 
     load_library()
-    return MooncakeTransport(options, link)
+    return MooncakeTransport(options, links)
 
 
 def reach_peer(options: TransportOptions, address: str, abi: KvAbi, *, devices: str = "") -> None:

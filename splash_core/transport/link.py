@@ -10,9 +10,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from splash_core.transport.arbiter import ClassUse, LinkArbiter, LinkLimits
+from splash_core.transport.arbiter import ClassUse, LinkArbiter
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.counters import Count, CounterSource, Sample, traffic_name
+from splash_core.transport.limits import LinkLimits
 
 
 def _nobody() -> None:
@@ -65,17 +66,25 @@ class BandwidthArbiter(CounterSource):
     # ------------------------------------------------------------------------------ writers
 
     def flow(
-        self, traffic: TrafficClass, *, deadline_s: float = math.inf, wake: Callable[[], None] = _nobody
+        self,
+        traffic: TrafficClass,
+        *,
+        deadline_s: float = math.inf,
+        num_bytes: int = 0,
+        wake: Callable[[], None] = _nobody,
     ) -> Flow:
         """A writer's place at the link.
 
         Args:
             traffic: its class.
             deadline_s: seconds from now until it has to be over; past half of it a handoff is promoted.
+            num_bytes: what it will send in all, if that is known: those go first who would be done first.
             wake: called from any thread when its turn has come; it must neither block nor take a lock.
         """
         with self._lock:
-            number = self._arbiter.join(traffic, now=self._clock(), deadline_s=deadline_s)
+            number = self._arbiter.join(
+                traffic, now=self._clock(), deadline_s=deadline_s, num_bytes=num_bytes
+            )
             self._wakes[number] = wake
         return Flow(self, number)
 
@@ -169,11 +178,22 @@ class BandwidthArbiter(CounterSource):
 class RankLinks:
     """A rank's links: to the ranks of its group, and to other groups' memory."""
 
-    group: BandwidthArbiter
+    group: tuple[BandwidthArbiter, ...]
+    """Those that the group's collectives may use."""
     phase: BandwidthArbiter
+    """To other hosts: what a network interface carries."""
+    host: BandwidthArbiter
+    """To memory on the same host, which needs no network: it has no budget, and its writes wait for none of
+    those that leave the host."""
 
     @classmethod
-    def of(cls, device: str, limits: LinkLimits) -> "RankLinks":
-        """On a CPU both are one link; a GPU's NVLink and its host's NIC are two."""
-        phase = BandwidthArbiter(limits)
-        return cls(group=phase if device == "cpu" else BandwidthArbiter(LinkLimits()), phase=phase)
+    def of(cls, device: str, *, phase: LinkLimits, host: LinkLimits) -> "RankLinks":
+        """On a CPU collectives use the same links as handoffs; a GPU's NVLink is another one."""
+        out, within = BandwidthArbiter(phase), BandwidthArbiter(host)
+        group = (out, within) if device == "cpu" else (BandwidthArbiter(LinkLimits()),)
+        return cls(group=group, phase=out, host=within)
+
+    @classmethod
+    def unlimited(cls) -> "RankLinks":
+        """For a rank that shares them with nobody."""
+        return cls.of("cpu", phase=LinkLimits(), host=LinkLimits())

@@ -17,7 +17,7 @@ from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, MemoryHandle, Op, Peer, TrafficClass, Transport
 from splash_core.transport.bounds import check_bounds
-from splash_core.transport.link import BandwidthArbiter
+from splash_core.transport.link import RankLinks
 from splash_core.transport.mooncake_library import new_engine
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_probe import Prober
@@ -42,10 +42,10 @@ class _Silence:
 class MooncakeTransport(Transport):
     """The `Transport` of ranks that share no memory."""
 
-    def __init__(self, options: TransportOptions, link: BandwidthArbiter | None = None) -> None:
-        """Writes ask `link` for their turn; None: one of its own, without a limit."""
+    def __init__(self, options: TransportOptions, links: RankLinks | None = None) -> None:
+        """Writes ask `links` for their turn; None: some of its own, without limits."""
         self._options = options
-        self._link = link or BandwidthArbiter()
+        self._links = links or RankLinks.unlimited()
         self._memory: ArenaMemory | None = None
         self._server: MooncakeServer | None = None
         self._prober = Prober(options)
@@ -78,11 +78,12 @@ class MooncakeTransport(Transport):
         if known is not None:
             return known
         link = self._open(address, abi)
+        stays = self._options.stays_within(link.address.host)
         session = Session(
             link,
             start_wire=self._start_wire,
             patience_s=_PATIENCE * self._options.stall_timeout_s,
-            arbiter=self._link,
+            arbiter=self._links.host if stays else self._links.phase,
         )
         self._keep(address, session)
         return session.peer

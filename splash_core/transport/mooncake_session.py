@@ -79,7 +79,12 @@ class Session:
     ) -> MooncakeOp:
         """Queue a write; it fails at once if the session cannot be used any more."""
         with self._changed:
-            flow = self._arbiter.flow(traffic, deadline_s=deadline_s, wake=self._awake.set)
+            flow = self._arbiter.flow(
+                traffic,
+                deadline_s=deadline_s,
+                num_bytes=sum(descriptor.num_bytes for descriptor in descriptors),
+                wake=self._awake.set,
+            )
             op = MooncakeOp(
                 descriptors,
                 turns=Turns(flow),

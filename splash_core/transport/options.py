@@ -38,6 +38,10 @@ class TransportOptions:
         words = [self.name] if self.name == SHM else [self.name, self.protocol]
         return " ".join([*words, _WORDS.get(self.name, "1")])
 
+    def stays_within(self, host: str) -> bool:
+        """True if no network carries writes to `host`: the kernel brings those over TCP back to ourselves."""
+        return self.protocol == "tcp" and host == self.host
+
     @property
     def port_range(self) -> range:
         """The ports of `ports`; empty if any will do."""

@@ -189,7 +189,12 @@ class ShmTransport(Transport):
             op = ShmOp(
                 target=target,
                 pieces=[piece for part in descriptors for piece in part.cut(self._link.chunk_bytes)],
-                flow=self._link.flow(traffic, deadline_s=deadline_s, wake=self._awake.set),
+                flow=self._link.flow(
+                    traffic,
+                    deadline_s=deadline_s,
+                    num_bytes=sum(part.num_bytes for part in descriptors),
+                    wake=self._awake.set,
+                ),
                 deadline=time.monotonic() + deadline_s,
                 attempt=attempt,
                 changed=self._changed,

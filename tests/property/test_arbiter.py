@@ -1,12 +1,13 @@
 """What an arbitrated link keeps for every mixture of writers and switches, in time that the tests make."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splash_core.transport.arbiter import LinkLimits
 from splash_core.transport.classes import TrafficClass
+from splash_core.transport.limits import LATE_S, SWITCH_SHARE, LinkLimits
 from tests.support.link_world import Pause, World, Writer
 
 CHUNK = 1000
@@ -32,6 +33,7 @@ def writers(draw: st.DrawFn) -> Writer:
         chunks=tuple(draw(st.lists(st.integers(1, CHUNK), min_size=1, max_size=8))),
         at=draw(TIMES),
         deadline_s=draw(st.sampled_from([0.2, 1.0, 30.0])),
+        tells=draw(st.booleans()),
     )
 
 
@@ -95,8 +97,9 @@ def test_a_switch_holds_handoffs_no_longer_than_the_pause(
         [Writer(traffic=TrafficClass.HANDOFF, chunks=(CHUNK,) * needed)], [Pause(at=at, until=at + length)]
     )
     longest = max(later.time - earlier.time for earlier, later in pairwise(world.sent))
-    chunk_s = CHUNK / limits.rate_bps
-    assert longest <= limits.pause_s + chunk_s + 1e-6
+    # Beyond the pause a chunk waits for its part of the budget, or for the switch to end.
+    chunk_s = CHUNK / limits.rate_bps / (SWITCH_SHARE if limits.pause_s else 1.0)
+    assert longest <= max(limits.pause_s, chunk_s) + chunk_s + 1e-6
     held = [e for e in world.sent if at < e.time < at + min(length, limits.pause_s) - 1e-6]
     assert held == []
 
@@ -108,7 +111,31 @@ def test_handoffs_share_by_bytes(limits: LinkLimits, sizes: list[int]) -> None:
     world = World(limits)
     world.play(users, until=60 * CHUNK / limits.rate_bps)
     sent = [world.bytes_of(number) for number in range(len(sizes))]
-    assert max(sent) - min(sent) <= 2 * CHUNK
+    # What is saved up goes as fast as it is asked for, so chunk by chunk.
+    assert max(sent) - min(sent) <= 2 * CHUNK + LATE_S * limits.rate_bps
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limits=limits(),
+    users=st.lists(
+        st.builds(
+            lambda chunks, at: Writer(traffic=TrafficClass.HANDOFF, chunks=(CHUNK,) * chunks, at=at),
+            st.integers(1, 12),
+            TIMES,
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_no_handoff_ends_later_than_if_all_shared(limits: LinkLimits, users: list[Writer]) -> None:
+    apart, shared = World(limits), World(limits)
+    apart.play([replace(user, tells=True) for user in users])
+    shared.play(users)
+    for number in range(len(users)):
+        ends = [max(e.time for e in world.sent if e.writer == number) for world in (apart, shared)]
+        # Sharing goes by whole chunks, too: somebody may be one ahead of where the sum says it is.
+        assert ends[0] <= ends[1] + len(users) * CHUNK / limits.rate_bps + LATE_S + 1e-6
 
 
 @settings(max_examples=40, deadline=None)

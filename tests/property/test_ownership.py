@@ -43,7 +43,7 @@ def rank_sets(num_ranks: int) -> st.SearchStrategy[list[RankId]]:
 
 
 class PoolLife(RuleBasedStateMachine):
-    """A pool against a plain model: a set of free slots and a count of lives."""
+    """A pool against a plain model: sets of free and of resting slots, and a count of lives."""
 
     taken = Bundle("taken")
 
@@ -54,6 +54,8 @@ class PoolLife(RuleBasedStateMachine):
         self.borrowed = {slot for slots in self.lenders.values() for slot in slots}
         self.pool = SlotPool(ordinary=self.ordinary, borrowed=self.lenders)
         self.free = self.ordinary | self.borrowed
+        self.vacated: set[SlotId] = set()
+        self.resting: set[SlotId] = set()
         self.lives: Counter[SlotId] = Counter()
 
     @rule(target=taken, lent=LENT)
@@ -67,6 +69,7 @@ class PoolLife(RuleBasedStateMachine):
         if slot is None:
             return multiple()
         self.free.remove(slot)
+        self.vacated.discard(slot)
         return slot
 
     @precondition(lambda self: self.free)
@@ -75,22 +78,41 @@ class PoolLife(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.free)))
         self.pool.take(slot)
         self.free.remove(slot)
+        self.vacated.discard(slot)
         with pytest.raises(InvariantBroken, match="in use"):
             self.pool.take(slot)
         return slot
 
-    @rule(slot=consumes(taken))
-    def give_back(self, slot: SlotId) -> None:
-        self.pool.free(slot)
+    @rule(slot=consumes(taken), read=st.booleans())
+    def give_back(self, slot: SlotId, read: bool) -> None:
+        if read:
+            self.pool.vacate(slot)
+            self.vacated.add(slot)
+        else:
+            self.pool.free(slot)
         self.free.add(slot)
         self.lives[slot] += 1
         with pytest.raises(InvariantBroken, match="not in use"):
             self.pool.free(slot)
 
+    @rule()
+    def rest(self) -> None:
+        self.pool.rest()
+        self.resting |= self.vacated & self.ordinary
+        self.free -= self.resting
+        self.vacated.clear()
+
+    @rule()
+    def end_rest(self) -> None:
+        self.pool.end_rest()
+        self.free |= self.resting
+        self.resting.clear()
+        self.vacated.clear()
+
     @invariant()
     def agrees(self) -> None:
         self.pool.check_integrity()
-        used = (self.ordinary | self.borrowed) - self.free
+        used = (self.ordinary | self.borrowed) - self.free - self.resting
         assert self.pool.free_ids(None) == tuple(sorted(self.free & self.ordinary))
         assert self.pool.used_borrowed == len(used & self.borrowed)
         assert self.pool.free_slots(lent=frozenset(Matrix)) == len(self.free)
@@ -99,7 +121,8 @@ class PoolLife(RuleBasedStateMachine):
             assert self.pool.free_ids(matrix) == tuple(sorted(self.free & slots))
             assert self.pool.all_may_stay(others) == (not used & slots)
             assert {slot for slot in used if not self.pool.may_hold(slot, others)} == used & slots
-        assert self.pool.num_used == 7 - len(self.free)
+        assert self.pool.num_used == len(used)
+        assert not any(map(self.pool.is_used, self.free | self.resting))
         assert all(self.pool.generation(slot) == self.lives[slot] for slot in self.ordinary | self.borrowed)
 
 

@@ -93,6 +93,7 @@ class Life:
 
     def begin(self) -> bool:
         """Plan a step."""
+        self.group.tidies = self.rng.random() < 0.8
         return self.group.begin()
 
     def switch(self) -> None:

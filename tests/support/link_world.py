@@ -5,8 +5,9 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
-from splash_core.transport.arbiter import STUCK_S, LinkArbiter, LinkLimits
+from splash_core.transport.arbiter import STUCK_S, LinkArbiter
 from splash_core.transport.classes import TrafficClass
+from splash_core.transport.limits import LinkLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,8 @@ class Writer:
     chunks: tuple[int, ...]
     at: float = 0.0
     deadline_s: float = math.inf
+    tells: bool = False
+    """Whether it says at once how much that is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class World:
         self._flows: dict[int, int] = {}
         self._left = [list(writer.chunks) for writer in writers]
         self._asked: dict[int, float] = {}
-        self._flying: dict[int, float] = {}
+        self._flying: dict[int, tuple[float, int]] = {}
         self._bucket = (0.0, float(self.limits.burst_bytes))
         self._switching = 0
         for number, writer in enumerate(writers):
@@ -88,7 +91,12 @@ class World:
         arbiter = self._arbiter
         if kind == "come":
             writer = self._writers[number]
-            self._flows[number] = arbiter.join(writer.traffic, now=now, deadline_s=writer.deadline_s)
+            self._flows[number] = arbiter.join(
+                writer.traffic,
+                now=now,
+                deadline_s=writer.deadline_s,
+                num_bytes=sum(writer.chunks) if writer.tells else 0,
+            )
             self._ask(number, now)
         elif kind == "sent":
             del self._flying[number]
@@ -98,9 +106,11 @@ class World:
             else:
                 self._ask(number, now)
         elif kind == "begin":
+            self._bucket = (now, min(self._tokens(now), float(self.limits.window_bytes)))
             self._switching += 1
             arbiter.begin_switch(now=now)
         else:
+            self._bucket = (now, self._tokens(now))
             self._switching -= 1
             arbiter.end_switch(now=now)
 
@@ -116,26 +126,28 @@ class World:
             number = by_flow[flow]
             size = self._left[number].pop(0)
             self.sent.append(Sent(now, number, size, self._asked.pop(number)))
-            self._flying[number] = now
+            self._flying[number] = (now, size)
             self._bucket = (now, self._tokens(now) - size)
-            assert self._under_way(now) <= self.limits.in_flight
+            assert self._under_way(now) <= self.limits.window_bytes
             self._at(now + (0.0 if self.speed == math.inf else size / self.speed), "sent", number)
         self._look(now)
 
     def _under_way(self, now: float) -> int:
-        """Chunks that are on the link, and do not wait for a peer."""
-        return sum(now - start < STUCK_S - 1e-6 for start in self._flying.values())
+        """Bytes that are on the link, and do not wait for a peer."""
+        return sum(size for start, size in self._flying.values() if now - start < STUCK_S - 1e-6)
 
     def _look(self, now: float) -> None:
         """What waits must have a reason: the budget, room on the link, or a switch."""
-        full = self._under_way(now) >= self.limits.in_flight
+        full = self._under_way(now) > self.limits.window_bytes - self.limits.chunk_bytes
         spent = self._tokens(now) < self.limits.chunk_bytes
-        assert full or spent or self._switching or not self._asked, f"idle at {now}: {self._asked}"
+        reason = full or spent or self._switching
+        assert reason or not self._asked, f"idle at {now}: {self._asked}"
 
     def _tokens(self, now: float) -> float:
-        """The budget, counted again from what was sent."""
+        """The budget, counted again from what was sent; beside a switch none need come in."""
         then, level = self._bucket
-        return min(level + self.limits.rate_bps * (now - then), float(self.limits.burst_bytes))
+        come = 0.0 if self._switching else self.limits.rate_bps * (now - then)
+        return min(level + come, float(self.limits.burst_bytes))
 
     def bytes_of(self, writer: int) -> int:
         """Sent by one writer."""

@@ -122,6 +122,8 @@ class ToyGroup:
         self.plans: list[StepPlan] = []
         self.watched = True
         """Check integrity between a plan and its results too."""
+        self.tidies = True
+        """Tidy up once a step is sent, as a leader does, but at some moment after that."""
 
     @property
     def plan(self) -> StepPlan | None:
@@ -207,6 +209,9 @@ class ToyGroup:
             gone = self.ranks.mirrors.keys() & ended
             assert gone <= set(plan.finished), "ranks keep sequences that have ended"
         self.sent.append(Sent(plan, self._touched(plan)))
+        if self.tidies:
+            self.scheduler.tidy()
+            self.scheduler.check_integrity()
         return True
 
     def _touched(self, plan: StepPlan) -> tuple[PageCopy, ...]:

@@ -1,13 +1,17 @@
 """The thread-safe side of a link: who is woken, in which order turns come, and what is counted."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from splash_core.errors import ConfigError, InvariantBroken
-from splash_core.transport.arbiter import LinkLimits
 from splash_core.transport.classes import TrafficClass
+from splash_core.transport.limits import LinkLimits
 from splash_core.transport.link import BandwidthArbiter, RankLinks
+from splash_core.units import KIB, MIB
+from tests.support.rank_configs import rank_config
 
 CHUNK = 1000
 
@@ -122,8 +126,58 @@ def test_what_makes_no_sense_is_named() -> None:
         link.flow(TrafficClass.HANDOFF).want(CHUNK + 1)
 
 
-def test_one_link_on_a_host_and_two_beside_nvlink() -> None:
-    limits = LinkLimits(rate_bps=1e9)
-    host, gpu = RankLinks.of("cpu", limits), RankLinks.of("cuda", limits)
-    assert host.group is host.phase
-    assert gpu.group is not gpu.phase
+def test_collectives_share_links_on_cpus_only() -> None:
+    limits = {"phase": LinkLimits(rate_bps=1e9), "host": LinkLimits()}
+    cpu, gpu = RankLinks.of("cpu", **limits), RankLinks.of("cuda", **limits)
+    assert cpu.group == (cpu.phase, cpu.host)
+    assert gpu.phase not in gpu.group
+    assert gpu.host not in gpu.group
+
+
+def test_a_budget_makes_pieces_short_and_its_own_host_has_none(tmp_path: Path) -> None:
+    config = rank_config(tmp_path, tmp_path, link_bytes_per_s=20e6)
+    assert config.link_limits.rate_bps == 20e6
+    assert (config.link_limits.chunk_bytes, config.link_limits.in_flight) == (100_000, 4)
+    assert (config.host_limits.chunk_bytes, config.host_limits.in_flight) == (MIB, 2)
+    assert config.host_limits.rate_bps == math.inf
+    slow, fast = replace(config, link_bytes_per_s=1e6), replace(config, link_bytes_per_s=50e9)
+    assert (slow.link_limits.chunk_bytes, slow.link_limits.in_flight) == (64 * KIB, 2)
+    assert (fast.link_limits.chunk_bytes, fast.link_limits.in_flight) == (MIB, 2)
+
+
+def test_writes_of_known_length_go_one_after_the_other_and_a_short_one_overtakes() -> None:
+    link, _ = link_at(rate_bps=math.inf)
+    flows = {name: link.flow(TrafficClass.HANDOFF, num_bytes=8 * CHUNK) for name in "ab"}
+    left, went = {"a": 8, "b": 8}, ""
+    while any(left.values()):
+        if len(went) == 4:
+            flows["c"], left["c"] = link.flow(TrafficClass.HANDOFF, num_bytes=CHUNK), 1
+        for name in (name for name, count in left.items() if count):
+            flows[name].want(CHUNK)
+        if went:
+            flows[went[-1]].sent()  # whoever sends asks for its next chunk meanwhile
+        chosen = link.first(flows.values())
+        went += next(name for name, flow in flows.items() if flow is chosen)
+        left[went[-1]] -= 1
+    assert went == "aaaa" + "c" + "aaaa" + "b" * 8
+
+
+def test_beyond_its_pause_a_switch_leaves_handoffs_an_eighth_of_the_budget() -> None:
+    link, clock = link_at(rate_bps=10 * CHUNK, pause_s=0.5)
+    flow = link.flow(TrafficClass.HANDOFF)
+    with link.switching():
+        flow.want(CHUNK)
+        clock.now += 0.5
+        assert flow.may_go()
+        flow.sent()
+        began = clock.now
+        flow.want(CHUNK)
+        while not flow.may_go():
+            clock.now += link.delay_s()
+        assert clock.now - began == pytest.approx(0.8)
+        flow.sent()
+        flow.want(CHUNK)
+    began = clock.now
+    while not flow.may_go():
+        clock.now += link.delay_s()
+    assert clock.now - began == pytest.approx(0.1)  # over: the whole budget again

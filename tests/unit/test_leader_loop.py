@@ -98,7 +98,9 @@ class Part:
 
 
 @asynccontextmanager
-async def _running(model: Path, **settings: Any) -> AsyncIterator[tuple[GroupLeader, Ranks, Part]]:
+async def _running(
+    model: Path, *, shared_link_bps: float = 0.0, **settings: Any
+) -> AsyncIterator[tuple[GroupLeader, Ranks, Part]]:
     """A prefill leader with its loop running; its end is awaited at exit."""
     fields = {"model": str(model), "page_size": 8, "kv_bytes": 1 << 19, "chunk_tokens": 16, "policy": "off"}
     blueprint = draw_blueprint(GroupSettings(**{**fields, **settings}), Phase.PREFILL)
@@ -113,7 +115,14 @@ async def _running(model: Path, **settings: Any) -> AsyncIterator[tuple[GroupLea
         clock=loop.time,
     )
     ranks, part = Ranks(blueprint), Part()
-    leader = GroupLeader(scheduler, cast("RankPool", ranks), steering, pace, step_timeout_s=5.0)
+    leader = GroupLeader(
+        scheduler,
+        cast("RankPool", ranks),
+        steering,
+        pace,
+        step_timeout_s=5.0,
+        shared_link_bps=shared_link_bps,
+    )
     leader.join(part)
     task = asyncio.ensure_future(leader.run())
     await asyncio.sleep(0)
@@ -165,6 +174,22 @@ def test_the_next_chunk_is_with_the_ranks_before_this_one_is_back(tiny_v3: Path)
             ranks.hang.set()
             assert isinstance(await stream.next(), PrefilledEvent)
             assert ranks.most_under_way == 2
+            leader.release(seq)
+
+    _run(scenario())
+
+
+@pytest.mark.parametrize("shared_link_bps", [0.0, 1e9])
+def test_writers_are_told_of_steps_only_where_switches_use_their_link(
+    tiny_v3: Path, monkeypatch: pytest.MonkeyPatch, shared_link_bps: float
+) -> None:
+    async def scenario() -> None:
+        async with _running(tiny_v3, shared_link_bps=shared_link_bps) as (leader, _, _):
+            told: list[int] = []
+            monkeypatch.setattr(leader.notices, "under_way", lambda plans: told.append(len(plans)))
+            seq, stream = _add(leader, (1, 2, 3))
+            assert isinstance(await stream.next(), PrefilledEvent)
+            assert told == ([1, 0] if shared_link_bps else [])
             leader.release(seq)
 
     _run(scenario())

@@ -624,6 +624,13 @@ def test_a_peer_that_cannot_be_probed_is_let_go(
     transport.close(drain=False)
 
 
+def test_writes_within_a_host_are_on_no_network_unless_rdma_carries_them() -> None:
+    ours = TransportOptions(name=MOONCAKE, host="10.0.0.1")
+    assert ours.stays_within("10.0.0.1")
+    assert not ours.stays_within("10.0.0.2")
+    assert not replace(ours, protocol="rdma").stays_within("10.0.0.1")
+
+
 def test_an_unknown_transport_is_refused_with_the_choices() -> None:
     with pytest.raises(ConfigError, match="--transport 'pigeon' is not one of shm, mooncake"):
         open_transport(TransportOptions(name="pigeon"))

@@ -3,8 +3,8 @@
 import pytest
 
 from splash_core.errors import InvariantBroken
-from splash_core.ids import SeqId, StepId
-from splash_core.layout.layout import Layout
+from splash_core.ids import RankId, SeqId, StepId
+from splash_core.layout.layout import ORDINARY_ONLY, Layout
 from splash_core.scheduling.events import FinishedEvent, PrefilledEvent, SwitchedEvent, TokenEvent
 from splash_core.scheduling.leases import Grant
 from splash_core.scheduling.roles import Role
@@ -243,17 +243,27 @@ def test_a_switch_waits_and_the_step_behind_it_does_not() -> None:
     finish(group)
 
 
-def test_no_lease_beside_a_manifest_with_a_step_behind() -> None:
+def test_a_lease_beside_a_manifest_gets_no_slot_that_it_vacates() -> None:
     group = ToyGroup(role=Role.DECODE, layout=Layout.TP, arena=arena_of(num_ranks=2, ordinary=8))
     landed(group, [1, 2, 3, 4, 5, 6], 4)
     group.step()
     group.scheduler.request_switch(Layout.CP)
+    group.tidies = False
     assert group.begin()
     assert newest(group).manifest is not None
     assert group.begin()
-    assert group.reserve([1], output(1)) is None
+    assert group.reserve([1], output(1)) is None  # which slots they are is not known yet
+    group.scheduler.tidy()
+    free = [group.table.free_slots(RankId(rank), lent=ORDINARY_ONLY) for rank in range(2)]
+    grant = group.reserve([1], output(1))
+    assert grant is not None  # the group looks whether it touches what the step does
+    group.claim(grant)
+    group.write(grant)
     group.end()
-    assert group.reserve([1], output(1)) is not None
+    group.land(grant)
+    after = [group.table.free_slots(RankId(rank), lent=ORDINARY_ONLY) for rank in range(2)]
+    assert sum(after) > sum(free)  # vacated slots are back
+    finish(group)
 
 
 def test_a_landed_sequence_that_lies_elsewhere_waits_for_its_relocation() -> None:

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splash_core.errors import Conflict, InvariantBroken, Unavailable
-from splash_core.transport.arbiter import LinkLimits
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass, Transport
+from splash_core.transport.limits import LinkLimits
 from splash_core.transport.options import MOONCAKE, SHM
 from tests.support.transports import ABI, new_transport
 
