@@ -25,9 +25,17 @@ class LinkRelay:
         self._heard: dict[str, common_pb2.LinkNotice] = {}
         self._told = common_pb2.LinkNotice()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._mute: set[str] = set()
+        """Groups that do not know of links."""
 
     def listen(self, address: str, decode: decode_pb2_grpc.DecodeStub) -> None:
+        """Go on listening to the group at an address: anew where that has ended, unless it knows no links."""
+        if self._tasks[address].done() and address not in self._mute:
+            self.listen_anew(address, decode)
+
+    def listen_anew(self, address: str, decode: decode_pb2_grpc.DecodeStub) -> None:
         """Listen to the group at an address, instead of the one that was there before."""
+        self._mute.discard(address)
         before = self._tasks.pop(address, None)
         if before is not None:
             before.cancel()
@@ -46,6 +54,8 @@ class LinkRelay:
         except grpc.aio.AioRpcError as error:
             # It has ended, or does not know of links; its writes fail by themselves, or need no turns.
             _log.info("links of %s are not watched: %s", address, error.details())
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                self._mute.add(address)
         except GroupFailed:
             return
         finally:

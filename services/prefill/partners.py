@@ -3,6 +3,7 @@
 Invariant: nothing is written to a group whose ABI has not been compared in its present incarnation.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 import grpc.aio
@@ -51,6 +52,7 @@ class Partners:
         self._relay = relay
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._known: dict[tuple[str, str], Partner] = {}
+        self._pairing: dict[tuple[str, str], asyncio.Task[Partner]] = {}
 
     async def meet(self, lease: common_pb2.Lease) -> Partner:
         """The group that granted a lease; asked once per incarnation.
@@ -59,12 +61,21 @@ class Partners:
             Unavailable: it does not answer, has restarted, or its ABI differs (with a readable diff).
         """
         key = (lease.decode_address, lease.incarnation)
-        partner = self._known.get(key)
-        if partner is None:
-            partner = await self._pair(lease)
-            self._known[key] = partner
-            self._relay.listen(lease.decode_address, partner.decode)
+        if key not in self._known:
+            # Once, however many ask: a second contact would tell a list that lacks the first one's handoffs.
+            if key not in self._pairing:
+                self._pairing[key] = asyncio.create_task(self._pair(lease))
+                self._pairing[key].add_done_callback(lambda task: self._paired(key, task))
+            return await asyncio.shield(self._pairing[key])
+        partner = self._known[key]
+        self._relay.listen(lease.decode_address, partner.decode)
         return partner
+
+    def _paired(self, key: tuple[str, str], task: asyncio.Task[Partner]) -> None:
+        del self._pairing[key]
+        if not task.cancelled() and task.exception() is None:
+            self._known[key] = task.result()
+            self._relay.listen_anew(key[0], task.result().decode)
 
     async def _pair(self, lease: common_pb2.Lease) -> Partner:
         address = lease.decode_address
@@ -103,6 +114,8 @@ class Partners:
 
     async def close(self) -> None:
         """Close all connections."""
+        for pairing in self._pairing.values():
+            pairing.cancel()
         await self._relay.close()
         for contact in self._contacts:
             await contact.close()

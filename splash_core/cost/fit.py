@@ -63,13 +63,17 @@ def fit(model: CostModel, measured: Measured, *, small_bytes: float = 0.0) -> Ha
         small_bytes: collectives up to this size have rates of their own; 0: none have.
 
     Raises:
-        ConfigError: no step is left to fit; says what to raise.
+        ConfigError: no step, or no operation, is left to fit; says what to raise.
     """
     steps = [sample for sample in measured.steps if not sample.held_out]
     if not steps:
         raise ConfigError(
             "no step was measured, undisturbed, that may enter the fit; raise --budget-s, or let less run on "
             "the host beside it"
+        )
+    if not measured.operations:
+        raise ConfigError(
+            "no operation was measured alone, and steps do not tell rates from overheads; raise --budget-s"
         )
     model = replace(model, profile=first_guess(model, measured.operations, small_bytes=small_bytes))
     names = tuple(name for name in names_of(model.profile) if _matters(name, model))

@@ -115,7 +115,7 @@ def switch_cost(
         layers: layers that hold state.
         step_s: predicted time of the switching step in the destination layout.
         mode: how the manifest is executed; for `precopied` see `cost.precopy`.
-        pending_bytes: bytes of pushes under way on the same links.
+        pending_bytes: bytes of handoffs under way on a rank's link, if they share it with switches.
     """
     transfer = sum(
         profile.collective_latency_s + size / profile.link_bps for size in (moved.weights, moved.kv) if size

@@ -201,9 +201,11 @@ class GroupLeader:
     def snapshot(self) -> Snapshot:
         """The scheduler's snapshot with what only the leader knows."""
         seen = self.scheduler.snapshot(queued=self._part.queued())
+        # Handoffs in a switch's way are those on its links: not where GPUs switch over links of their own.
+        pending = seen.pending_handoff_bytes + self.pending_push_bytes if self._shared_link_bps else 0
         return replace(
             seen,
-            pending_handoff_bytes=seen.pending_handoff_bytes + self.pending_push_bytes,
+            pending_handoff_bytes=pending,
             measured_step_s=self._pace.recent_s,
         )
 

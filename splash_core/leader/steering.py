@@ -187,7 +187,7 @@ class Steering:
         self.forecasts.seen(seen)
         decision, state = self.recorder.decide(seen, config, self._state)
         self._state = state
-        if decision.steps is not None and self._now.enabled:
+        if decision.steps is not None and self._now.enabled and not config.shadow:
             self._scheduler.limit_chunk(decision.steps.chunk_tokens)
         if decision.switches:
             outcome = self._scheduler.request_switch(decision.layout_to, decision.executor.mode)
@@ -226,8 +226,7 @@ class Steering:
     def _follow_policy(self, now: float) -> None:
         """Swap to the version that was offered, and to what the calendar says; the rest is kept.
 
-        Dwell, budget, a hold and a pin by hand outlive the swap; a streak does where the keys that it depends
-        on have not changed.
+        Dwell, budget, hold and a pin by hand outlive it; a streak does where its keys have not changed.
         """
         offer, self._offer = self._offer, None
         if offer is None and now < self._next_look:
@@ -242,6 +241,7 @@ class Steering:
             self._state = self._state.with_candidate(None)
         if offer is not None or before != self._now:
             self._next_tick = 0.0
+            self._scheduler.limit_chunk(None)
         self._hold(self._hand_pin or self._now.pin)
 
     def _hold(self, layout: Layout | None) -> None:

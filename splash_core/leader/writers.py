@@ -209,8 +209,13 @@ class WriterWatch:
         _log.warning("writer %s (%s) is fenced: %s", writer.group, writer.incarnation, known.why)
         try:
             await self._fence.end(writer.incarnation, term=known.term)
+            self._free(writer.incarnation)
         except GroupFailed as error:
             _log.info("writer %s is not fenced: %s", writer.group, error)
             return
-        self._free(writer.incarnation)
+        except Exception:
+            # Its pages stay as they are; the next look begins anew.
+            _log.exception("writer %s (%s) could not be fenced", writer.group, writer.incarnation)
+            known.fencing = None
+            return
         known.term, known.silent_s, known.fencing = known.term + 1, 0.0, None

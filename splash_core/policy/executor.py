@@ -70,7 +70,7 @@ def ways(
         moved,
         layers=model.spec.num_mla_layers,
         step_s=look.prediction.step_s,
-        pending_bytes=snapshot.pending_handoff_bytes,
+        pending_bytes=_pending(snapshot),
     )
     ahead = _precopied(snapshot, model, look, moved, here_s)
     left = max(steps - ahead.ahead_steps, 0)
@@ -136,7 +136,6 @@ def _precopied(
         tokens = min(running.context_tokens, snapshot.page_size + running.step_rows)
         fresh[running.owner % snapshot.num_ranks] += tokens
     written = _moved(snapshot, model, look.layout, fresh)
-    pending = -(-snapshot.pending_handoff_bytes // snapshot.num_ranks)
     return precopy_cost(
         model.profile,
         moved,
@@ -147,10 +146,15 @@ def _precopied(
         bytes_per_step=left_of_link(
             rate_bps=model.profile.link_bps,
             step_s=here_s,
-            pending_bytes=pending,
+            pending_bytes=_pending(snapshot),
             most=snapshot.precopy_bytes_per_step,
         ),
     )
+
+
+def _pending(snapshot: Snapshot) -> int:
+    """A rank's share of the group's handoffs under way: each has a link of its own."""
+    return -(-snapshot.pending_handoff_bytes // snapshot.num_ranks)
 
 
 def _no_headroom(snapshot: Snapshot, layout: Layout) -> str:

@@ -22,9 +22,9 @@ class StepBudget:
     def __post_init__(self) -> None:
         self.rows = self.rows or self.most
 
-    def limit(self, rows: int) -> None:
-        """Take so many rows from the next step on; at least 1."""
-        self.rows = max(min(rows, self.most), 1)
+    def limit(self, rows: int | None) -> None:
+        """Take so many rows from the next step on, at least 1; None: the most."""
+        self.rows = self.most if rows is None else max(min(rows, self.most), 1)
 
 
 def share(budget: int, lanes: int) -> int:

@@ -167,8 +167,8 @@ class GroupScheduler:
             return None
         return self._parts.switcher.request(layout, mode)
 
-    def limit_chunk(self, rows: int) -> None:
-        """Take so many rows in steps that compute prompts from now on, at most the configured ones."""
+    def limit_chunk(self, rows: int | None) -> None:
+        """Take so many rows in steps that compute prompts from now on, at most the configured ones (None)."""
         self._parts.budget.limit(rows)
 
     def leave_room(self, link: LinkView, *, pushing_bytes: int) -> None:

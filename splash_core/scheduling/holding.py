@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
 
 from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.capacity import Capacity
@@ -59,11 +60,7 @@ class Holding(ABC):
     @property
     def num_lanes(self) -> int:
         """Sets of ranks among which the present layout divides the histories of different requests."""
-        ranks, rule = self.num_ranks, self._present.rule
-        placements = (
-            rule.placement(num_ranks=ranks, owner=RankId(rank), rotation=0) for rank in range(ranks)
-        )
-        return len({placement.owners for placement in placements})
+        return _num_lanes(self._present.layout, self.num_ranks)
 
     @abstractmethod
     def capacity(self, layout: Layout) -> Capacity:
@@ -132,6 +129,14 @@ class Holding(ABC):
         """Back to waiting; its tokens are all known, so its KV is computed again later."""
         self.drop_pages(victim)
         victim.state = SeqState.WAITING
+
+
+@cache
+def _num_lanes(layout: Layout, num_ranks: int) -> int:
+    ranks = map(RankId, range(num_ranks))
+    return len(
+        {RULES[layout].placement(num_ranks=num_ranks, owner=rank, rotation=0).owners for rank in ranks}
+    )
 
 
 def spread(placement: KvPlacement, pages: int, num_ranks: int) -> list[int]:

@@ -81,7 +81,7 @@ class CountedMachine:
 
     def reserve(self, request: Request) -> bool:
         """Promise pages to a prompt that is computed elsewhere; False: no room now."""
-        if self._moving or self._roster.within(SeqState.WAITING):
+        if self._roster.within(SeqState.WAITING):
             return False
         if len(self._roster.active()) >= self._config.max_running:
             return False
@@ -138,6 +138,7 @@ class CountedMachine:
         if waiting != self._roster.within(SeqState.WAITING):
             self._promised = None
         moves = self._moving = self._moving or relocated > 0
+        self._counts.rest()
         if not chosen and not moves:
             return None
         rows: list[BatchRow] = []
@@ -180,6 +181,7 @@ class CountedMachine:
             sequence.known += 1
             self._sampled(sequence, ended)
         self._samples, self._moving = [], False
+        self._counts.end_rest()
         return ended
 
     def promised(self) -> Promised:
@@ -268,6 +270,7 @@ class CountedMachine:
         for sequence in moved:
             sequence.owner = owners[sequence.seq]
             placement = self._counts.placement_in(layout, sequence, sequence.owner)
+            self._counts.vacate(self._counts.change(sequence, placement, sequence.held_pages))
             self._counts.take(sequence, placement, sequence.held_pages)
             sequence.state = SeqState.RUNNING
 

@@ -97,6 +97,9 @@ class Counts(Holding):
         self.used = [0] * capacity.num_ranks
         """Pages on each rank."""
         self._capacities = capacities
+        self._vacated = [0] * capacity.num_ranks
+        self._resting = self._vacated
+        """Free pages of each rank that a step under way still reads: no lease gets them."""
 
     def placement_in(self, layout: Layout, sequence: Sequence, owner: RankId) -> KvPlacement:
         """Where `layout` would put the sequence's pages if `owner` owned it."""
@@ -109,7 +112,19 @@ class Counts(Holding):
 
     def free(self, rank: RankId) -> int:
         """New pages that a rank could take now."""
-        return self.free_in(self._present.layout, rank)
+        return max(self.free_in(self._present.layout, rank) - self._resting[rank], 0)
+
+    def vacate(self, change: Seq[int]) -> None:
+        """Pages that a step moves away from a rank, of what `change` says."""
+        self._vacated = [pages + max(-more, 0) for pages, more in zip(self._vacated, change, strict=True)]
+
+    def rest(self) -> None:
+        """The step that moves pages is under way."""
+        self._resting, self._vacated = self._vacated, [0] * self.num_ranks
+
+    def end_rest(self) -> None:
+        """It has ended."""
+        self._resting = [0] * self.num_ranks
 
     def free_in(self, layout: Layout, rank: RankId) -> int:
         """Free pages of a rank if the group were in `layout`, as things lie now."""

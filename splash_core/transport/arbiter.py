@@ -118,10 +118,10 @@ class LinkArbiter:
             raise InvariantBroken(
                 f"a chunk of {num_bytes} bytes; the link takes 1 to {self.limits.chunk_bytes}"
             )
-        self._advance(now)
         asked = self._flows[flow]
         if asked.wanted:
             return
+        self._advance(now)
         if not self._wants(asked.traffic):
             self._served[asked.traffic] = now
         asked.wanted, asked.since = num_bytes, now

@@ -92,7 +92,7 @@ def test_ranks_hear_of_all_groups_as_one_and_that_a_group_has_gone() -> None:
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-            relay.listen(f"group {port}", decode_pb2_grpc.DecodeStub(channels[-1]))
+            relay.listen_anew(f"group {port}", decode_pb2_grpc.DecodeStub(channels[-1]))
         groups[0].says.put_nowait(common_pb2.LinkNotice(near=True))
         await expect((True, False))
         groups[1].says.put_nowait(common_pb2.LinkNotice(switching=True))

@@ -180,7 +180,8 @@ class TestHolds:
         assert decision.cause is Cause.COST
         assert "ms of it for 18.63 GiB of handoffs under way" in decision.reason
         idle = decide(snapshot(LONG), MODEL, EAGER, PolicyState())[0]
-        delay_ms = 20_000_000_000 / MODEL.profile.link_bps * 1e3
+        # Each of the two ranks has its half on a link of its own.
+        delay_ms = 10_000_000_000 / MODEL.profile.link_bps * 1e3
         assert decision.inputs["handoff_delay_ms"] == pytest.approx(delay_ms)
         assert idle.inputs["handoff_delay_ms"] == 0.0
         assert decision.cost_ms == pytest.approx(idle.cost_ms + delay_ms)

@@ -56,11 +56,11 @@ class Scheduler:
         self._answers = list(answers)
         self.asked: list[Layout] = []
         self.modes: list[SwitchMode] = []
-        self.chunks: list[int] = []
+        self.chunks: list[int | None] = []
         self.layout = Layout.TP
         self.copying_ahead = False
 
-    def limit_chunk(self, rows: int) -> None:
+    def limit_chunk(self, rows: int | None) -> None:
         self.chunks.append(rows)
 
     def request_switch(self, layout: Layout, mode: SwitchMode = SwitchMode.OVERLAPPED) -> object:

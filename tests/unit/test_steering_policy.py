@@ -177,3 +177,17 @@ def test_the_policy_that_a_group_is_started_with_is_number_zero() -> None:
     bench = Bench(policy=EAGER)
     assert bench.steering.policy == held_policy(EAGER, enabled=False)
     assert bench.steering.policy.number == 0
+
+
+@pytest.mark.parametrize("text", ["enabled = false", "shadow = true"])
+def test_a_policy_that_no_longer_decides_lifts_the_limit_of_chunks_and_sets_none(text: str) -> None:
+    async def scenario() -> None:
+        bench = Bench(*[None] * 9, policy=EAGER, enabled=True)
+        bench.boundary()
+        assert bench.scheduler.chunks[-1] is not None
+        bench.steering.set_policy(_version(1, f"[all]\n{text}\ninterval_s = 0"))
+        for _ in range(3):
+            bench.boundary()
+        assert bench.scheduler.chunks[-1] is None
+
+    _in_loop(scenario)

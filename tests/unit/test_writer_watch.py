@@ -27,7 +27,7 @@ class Ranks:
     silence_s: float = SILENCE_S
     asked: list[tuple[str, int]] = field(default_factory=list)
     answered: asyncio.Event = field(default_factory=asyncio.Event)
-    failure: GroupFailed | None = None
+    failure: Exception | None = None
 
     async def end(self, writer: Incarnation, *, term: int) -> None:
         self.asked.append((writer, term))
@@ -183,6 +183,21 @@ def test_a_group_that_fails_frees_nothing() -> None:
         ranks.answered.set()
         await turns()
         assert scene.freed == []
+
+    play(scenario)
+
+
+def test_a_fence_that_failed_for_another_reason_is_tried_again() -> None:
+    async def scenario(scene: Scene, ranks: Ranks) -> None:
+        scene.watch.claimed(WRITER)
+        ranks.failure = OSError("no more file descriptors")
+        ranks.answered.set()
+        await scene.pass_s(SILENCE_S + 1)
+        assert scene.freed == []
+        ranks.failure = None
+        await scene.pass_s(1)
+        assert scene.freed == [W]
+        assert set(ranks.asked) == {(W, 1)}
 
     play(scenario)
 
