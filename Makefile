@@ -17,8 +17,8 @@ TORCH_ARGS ?=
 ARGS ?=
 TESTS ?= tests
 # A file's tests stay on one worker, so that what they share is made once; in the order of folders, so that the
-# long ones do not come last.
-WORKERS ?= 2
+# long ones do not come last. One worker more than two cores: tests of processes wait half of the time.
+WORKERS ?= 3
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 1

@@ -1,6 +1,7 @@
 """Transports of the end-to-end suite: what moves pages, or ends in the middle of it, runs over both.
 
-Tests of HTTP and of the policy run over Mooncake alone: `make demo` and the others serve over shared memory.
+Tests of HTTP, of the policy and of the demo run over Mooncake alone: `make demo` and the others serve over
+shared memory.
 """
 
 import pytest

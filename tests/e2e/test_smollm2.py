@@ -1,4 +1,7 @@
-"""The demo on the real model, as a user runs it: fetch, chat, 24 switches, drain, nothing left behind."""
+"""The demo on the real model over Mooncake: fetch, chat, 24 switches, drain, nothing left behind.
+
+`make demo` is the same over shared memory.
+"""
 
 import json
 import subprocess
@@ -16,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
-def test_demo_serves_the_real_model_through_all_switches(transport: str) -> None:
+def test_demo_serves_the_real_model_through_all_switches() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "services", "demo", "--json", "--transport", transport],
+        [sys.executable, "-m", "services", "demo", "--json", "--transport", "mooncake"],
         cwd=ROOT,
         capture_output=True,
         text=True,
