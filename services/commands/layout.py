@@ -202,19 +202,17 @@ def replay_file(file: Path) -> tuple[int, list[Difference]]:
     try:
         document: object = loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"bundle {file}: {error}; give what `splash layout explain --bundle` wrote"
-        ) from error
+        raise ConfigError(f"bundle {file}: {error}; {_GIVE}") from error
     groups = cast("dict[str, Any]", document).get("groups") if isinstance(document, dict) else None
     if not isinstance(groups, list):
-        raise ConfigError(
-            f"bundle {file}: `groups` is missing; give what `splash layout explain --bundle` wrote"
-        )
+        raise ConfigError(f"bundle {file}: `groups` is missing; {_GIVE}")
     replayed, differences = 0, list[Difference]()
     for entry in cast("list[dict[str, Any]]", groups):
         count, found = replay(entry.get("bundle"), where=str(entry.get("group", "bundle")))
         replayed += count
         differences += found
+    if not replayed:
+        raise ConfigError(f"bundle {file}: it holds no evaluation, so there is nothing to compare; {_GIVE}")
     return replayed, differences
 
 

@@ -5,7 +5,7 @@ Invariant: an answer is what the leaders said, never a guess; a group that canno
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,27 @@ from services.router.config import RouterConfig
 from services.router.dispatch import Dispatcher
 from services.router.errors import error_response
 from services.router.gateway import unknown_url
-from services.router.http import check_key, read_json
+from services.router.http import check_key, check_query, read_json
 from services.router.policy_admin import PolicyAdmin
 from services.router.records import GroupRecord
 from services.router.registry import Registry
 from services.router.schemas import DrainBody, LayoutBody, PinBody, read
 from splash_core.errors import InvalidRequest, NotFound, SplashError
 from splash_core.pb import control_pb2
+from splash_core.policy.snapshot import Phase
 from splash_core.rpc.abi import abi_from_pb
 
 _CONSOLE = Path(__file__).with_name("console.html")
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+_ASKED: Mapping[str, Sequence[str]] = {
+    "/admin/decisions": ("last", "phase"),
+    "/admin/decisions/bundle": ("last", "phase"),
+    "/admin/audit": ("pages",),
+    "/admin/policy/diff": ("from", "to"),
+}
+"""Parameters of queries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +76,10 @@ class Admin:
             "/admin/policy/rollback": self.policy.rollback,
             "/admin/drain": self.drain,
         }
-        routes = [Route(path, self._guarded(handler)) for path, handler in get.items()]
+        routes = [Route(path, self._guarded(handler, _ASKED.get(path, ()))) for path, handler in get.items()]
         routes += [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in post.items()]
-        routes.append(Route("/admin/policy", self._guarded(self.policy.put), methods=["PUT"]))
+        put = self._guarded(self.policy.put, ("expected", "dry_run"))
+        routes.append(Route("/admin/policy", put, methods=["PUT"]))
         routes.append(Route("/", self.console))
         return Starlette(routes=routes, exception_handlers={HTTPException: unknown_url})
 
@@ -83,7 +93,7 @@ class Admin:
 
     async def decisions(self, request: Request) -> Response:
         """`GET /admin/decisions?last=N&phase=P`: the newest records of all groups, and of canaries."""
-        last, phase = _last(request), request.query_params.get("phase")
+        last, phase = _last(request), _phase(request)
         records = self.registry.records(phase)
         workers = [self.registry.workers[record.address] for record in records]
         answers = await asyncio.gather(*(worker.decisions(last=last) for worker in workers))
@@ -94,7 +104,7 @@ class Admin:
 
     async def bundle(self, request: Request) -> Response:
         """`GET /admin/decisions/bundle?last=N&phase=P`: what each group's policy saw and concluded."""
-        last, records = _last(request), self.registry.records(request.query_params.get("phase"))
+        last, records = _last(request), self.registry.records(_phase(request))
         workers = [self.registry.workers[record.address] for record in records]
         answers = await asyncio.gather(*(worker.bundle(last=last) for worker in workers))
         return JSONResponse(
@@ -184,15 +194,25 @@ class Admin:
         result = await worker.pin(control_pb2.PinRequest(layout=layout))
         return JSONResponse({"group": result.group, "pinned": result.pinned or None})
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _guarded(self, handler: Handler, asked: Sequence[str] = ()) -> Handler:
+        """With the key checked; `asked` are the parameters that a query may have."""
+
         async def endpoint(request: Request) -> Response:
             try:
                 check_key(request, self.config.admin_key)
+                check_query(request, asked)
                 return await handler(request)
             except SplashError as error:
                 return error_response(error)
 
         return endpoint
+
+
+def _phase(request: Request) -> str | None:
+    phase = request.query_params.get("phase")
+    if phase is not None and phase not in list(Phase):
+        raise InvalidRequest(f"phase must be {' or '.join(Phase)}, got {phase!r}", param="phase")
+    return phase
 
 
 def _last(request: Request) -> int:

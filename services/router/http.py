@@ -8,7 +8,7 @@ import gc
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -44,6 +44,18 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     if size > max_bytes:
         raise BodyTooLarge(f"the request body exceeds {max_bytes} bytes; send less")
     return bytes(body)
+
+
+def check_query(request: Request, names: Sequence[str]) -> None:
+    """Refuse parameters of a query that nobody looks at: one that is misspelt would be missing."""
+    for name in request.query_params:
+        if name not in names:
+            known = f"it takes {', '.join(names)}" if names else "it takes none"
+            raise InvalidRequest(
+                f"{request.url.path} knows no parameter {name!r}; {known}",
+                param=name,
+                code="unknown_parameter",
+            )
 
 
 async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:

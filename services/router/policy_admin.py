@@ -105,10 +105,12 @@ async def _document(request: Request) -> PolicyDocument:
 
 def _expected(request: Request) -> int | None:
     """The version that an edit was made from: `If-Match`, or `expected` in the query."""
-    given = request.headers.get("if-match") or request.query_params.get("expected")
-    return (
-        None if given in (None, "*") else _number(str(given).removeprefix("W/").strip('"'), param="expected")
-    )
+    header, query = request.headers.get("if-match", "*"), request.query_params.get("expected")
+    tag = None if header == "*" else _number(header.removeprefix("W/").strip('"'), param="If-Match")
+    number = None if query is None else _number(query, param="expected")
+    if None not in (tag, number) and tag != number:
+        raise InvalidRequest(f"If-Match says version {tag}, expected {number}; give one", param="expected")
+    return tag if number is None else number
 
 
 def _dry_run(request: Request) -> bool:

@@ -72,7 +72,7 @@ class Difference:
 
     def __str__(self) -> str:
         return (
-            f"evaluation {self.index} at {self.time_s:g} s, {self.path}: recorded {self.recorded!r}, "
+            f"evaluation {self.index} at {self.time_s:.3f} s, {self.path}: recorded {self.recorded!r}, "
             f"replayed {self.replayed!r}"
         )
 

@@ -89,7 +89,7 @@ class TestReplay:
         entries[1]["decision"]["predicted_ms"]["TP"] = math.nextafter(ms, math.inf)
         _, (difference,) = replay(bundle)
         assert (difference.index, difference.path) == (1, "decision.predicted_ms.TP")
-        assert "evaluation 1 at 3 s, decision.predicted_ms.TP: recorded" in str(difference)
+        assert "evaluation 1 at 3.000 s, decision.predicted_ms.TP: recorded" in str(difference)
 
     def test_no_text_of_a_request_is_in_it(self) -> None:
         text = json.dumps(self.bundle())

@@ -213,6 +213,9 @@ def test_a_bundle_is_written_and_replayed(
     report = json.loads(capsys.readouterr().out)
     assert report["evaluations"] == 1
     assert "after.streak: recorded 2, replayed 1" in report["differences"][0]
+    empty = tmp_path / "empty.json"
+    empty.write_text('{"groups": []}')
+    assert _splash(monkeypatch, "layout", "replay", str(empty)) == 2
     assert _splash(monkeypatch, "layout", "replay", str(tmp_path / "none.json")) == 2
     file.write_text("[]")
     assert _splash(monkeypatch, "layout", "replay", str(file)) == 2

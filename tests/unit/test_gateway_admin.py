@@ -114,6 +114,9 @@ def test_decisions_policy_console(router: RunningRouter, http: httpx.Client) -> 
     bundles = http.get(f"{router.admin_url}/admin/decisions/bundle?last=5&phase=decode").json()
     assert bundles == {"groups": [{"group": "decode-0", "phase": "decode", "bundle": {}}]}
     assert error_of(http.get(f"{router.admin_url}/admin/decisions/bundle?last=0"), 400)["param"] == "last"
+    assert error_of(http.get(f"{router.admin_url}/admin/decisions?phase=foo"), 400)["param"] == "phase"
+    for query in ("decisions?phse=decode", "cluster?last=1", "audit?page=1", "policy?dry_run=1"):
+        assert error_of(http.get(f"{router.admin_url}/admin/{query}"), 400)["code"] == "unknown_parameter"
     assert http.get(f"{router.admin_url}/admin/policy").json()["policy"] == "auto"
     page = http.get(router.admin_url)
     assert page.headers["content-type"].startswith("text/html")

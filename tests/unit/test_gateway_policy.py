@@ -285,3 +285,22 @@ def test_an_edit_supersedes_a_canary_that_runs(policy: Policy) -> None:
     told = policy.get()
     assert told["canary"] is None
     assert (told["canaries"][0]["verdict"], told["version"]) == ("SUPERSEDED", 2)
+
+
+@pytest.mark.parametrize(
+    ("query", "header", "status"),
+    [
+        ("?dryrun=1", {}, 400),
+        ("?dry-run=1", {}, 400),
+        ("?expected=7", {"if-match": "*"}, 409),
+        ("?expected=7", {"if-match": '"0"'}, 400),
+        ("", {"if-match": '"7"'}, 409),
+    ],
+)
+def test_an_edit_that_is_not_surely_wanted_changes_nothing(
+    policy: Policy, query: str, header: dict[str, str], status: int
+) -> None:
+    before = policy.get()["version"]
+    answer = policy.http.put(f"{policy.url}{query}", content="[all]\nmargin = 0.3", headers=header)
+    error_of(answer, status)
+    assert policy.get()["version"] == before
