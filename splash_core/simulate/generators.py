@@ -44,9 +44,10 @@ class Size:
     """Of lengths; its other fields are not used."""
 
     def __post_init__(self) -> None:
-        if self.requests < 1 or not self.rate > 0:
+        if self.requests < 1 or not 0 < self.rate < math.inf:
             raise ConfigError(
-                f"requests must be at least 1 and rate above 0, got {self.requests} and {self.rate}"
+                "requests must be at least 1, and rate above 0 and finite, "
+                f"got {self.requests} and {self.rate}"
             )
 
 

@@ -1,10 +1,12 @@
 """What is asked of a simulated deployment, and traces of it in JSON lines.
 
-A trace line is `{"timestamp": ms, "input_length": tokens, "output_length": tokens}`; other keys are ignored.
+A trace line is `{"timestamp": ms, "input_length": tokens, "output_length": tokens}`; other keys are ignored,
+and a length of 0 counts as 1.
 Invariant: requests are numbered from 0 in order of arrival, and one that follows another has a larger number.
 """
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -57,8 +59,8 @@ class Scale:
 
     def __post_init__(self) -> None:
         for name, value in (("lengths", self.lengths), ("speed", self.speed), ("requests", self.requests)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above 0, got {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {value}")
 
     def tokens(self, count: int) -> int:
         """A length, at least 1."""
@@ -108,14 +110,16 @@ def _entry(line: str, *, where: str) -> tuple[float, int, int]:
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: a JSON object is required, got {type(values).__name__}")
     entry = cast("dict[str, Any]", values)
-    when, prompt, output = (
-        _number(entry, key, where) for key in ("timestamp", "input_length", "output_length")
-    )
-    return when, int(prompt), int(output)
+    when, *lengths = (_number(entry, key, where) for key in _KEYS)
+    for key, length in zip(_KEYS[1:], lengths, strict=True):
+        if length != int(length):
+            raise ConfigError(f"{where}: {key}: a whole number of tokens is required, got {length!r}")
+    prompt, output = map(int, lengths)
+    return when, prompt, output
 
 
 def _number(entry: dict[str, Any], key: str, where: str) -> float:
     value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ConfigError(f"{where}: {key}: a number from 0 on is required, got {value!r}")
     return value

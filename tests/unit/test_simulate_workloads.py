@@ -97,6 +97,8 @@ def test_a_trace_is_scaled_and_begins_at_zero() -> None:
         ("[1]", "line 1: a JSON object is required, got list"),
         ('{"timestamp": 1, "input_length": 2}', "line 1: output_length: a number"),
         ('{"timestamp": -1, "input_length": 2, "output_length": 3}', "line 1: timestamp: a number"),
+        ('{"timestamp": 1e400, "input_length": 2, "output_length": 3}', "line 1: timestamp: a number"),
+        ('{"timestamp": 1, "input_length": 2.5, "output_length": 3}', "input_length: a whole number"),
         ("", "no request in the trace"),
     ],
 )
