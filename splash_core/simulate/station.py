@@ -216,7 +216,9 @@ class Station:
         ]
         leaving = max(self._link_free_s - now, 0.0) * self._rate_bps
         return replace(
-            self.machine.snapshot(now, queued), pending_handoff_bytes=round(leaving) + self.inbound_bytes
+            self.machine.snapshot(now, queued),
+            pending_handoff_bytes=round(leaving) + self.inbound_bytes,
+            precopy_bytes_per_step=0,  # no simulated step copies ahead, so no decision may count on it
         )
 
     def _move(self, layout: Layout) -> str:
