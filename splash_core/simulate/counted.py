@@ -294,5 +294,5 @@ class CountedMachine:
         top_k = self._fleet.model.top_k
         if top_k is None:
             return 1 << 30
-        reach = [top_k - sequence.cached for sequence in self._samples if sequence.cached < top_k]
-        return max(min(reach, default=1 << 30), 1)
+        near = (sequence.cached for sequence in self._samples if sequence.cached <= top_k)
+        return min((top_k - keys + 1 for keys in near), default=1 << 30)

@@ -14,11 +14,18 @@ from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.generators import Size, generate
 from splash_core.simulate.ledger import Ledger
 from splash_core.simulate.workload import Request, Scale, Workload
+from splash_core.spec.parts import IndexerSpec
 from tests.support.policy_cases import SMOL, cost_model
 
 PAIR = {Role.PREFILL: 1, Role.DECODE: 1}
 _QUICK = PolicyConfig(dwell_s=2.0, interval_s=0.5)
 QUICK = PolicySet(prefill=_QUICK, decode=_QUICK)
+
+
+SPARSE = cost_model(
+    replace(SMOL, indexer=IndexerSpec(num_heads=4, head_dim=64, top_k=48, layers=SMOL.num_mla_layers))
+)
+"""The demo model with sparse attention: most requests grow past what it chooses."""
 
 
 def small_fleet(*, pages: int = 1500, ranks: int = 2, page_size: int = 16, **settings: object) -> Fleet:

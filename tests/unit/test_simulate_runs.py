@@ -17,7 +17,7 @@ from splash_core.simulate.ledger import Ledger, percentile
 from splash_core.simulate.pilots import Policy
 from splash_core.simulate.timeline import in_system, layout_shares
 from splash_core.simulate.workload import Workload
-from tests.support.simulated import QUICK, assert_same_course, batch_of, made, simulated, small_fleet
+from tests.support.simulated import QUICK, SPARSE, assert_same_course, batch_of, made, simulated, small_fleet
 
 TWO_AND_TWO = {Role.PREFILL: 2, Role.DECODE: 2}
 COMBINED = {Role.COMBINED: 2}
@@ -41,6 +41,30 @@ def test_every_workload_is_the_same_in_all_details(name: str, groups: dict[Role,
     fast = simulated(fleet, workload)
     assert_same_course(fast, simulated(fleet, workload, detail=Detail.STEPS))
     assert_same_course(fast, simulated(fleet, workload, detail=Detail.PAGES))
+
+
+@pytest.mark.parametrize("lengths", [0.05, 0.15])
+def test_sparse_attention_is_the_same_in_all_details(lengths: float) -> None:
+    fleet = small_fleet(pages=700, groups=TWO_AND_TWO, model=SPARSE)
+    workload = made("poisson", 60, rate=3.0, lengths=lengths)
+    fast = simulated(fleet, workload)
+    assert_same_course(fast, simulated(fleet, workload, detail=Detail.STEPS))
+    assert_same_course(fast, simulated(fleet, workload, detail=Detail.PAGES))
+
+
+def test_a_row_that_sees_just_what_sparse_attention_chooses_grows_no_further() -> None:
+    (top_k,) = {SPARSE.top_k}
+    assert top_k is not None
+    fleet = small_fleet(model=SPARSE)
+    # The first decode row has as many keys as are chosen, one fewer, one more.
+    for prompt in (top_k - 2, top_k - 1, top_k):
+        work = Workload(name="edge", requests=tuple(batch_of(4, prompt=prompt, output=400)))
+        for layout in STANDARD_LAYOUTS:
+            course = fixed_course(layout)
+            fast, steps = (
+                simulated(fleet, work, course=course, detail=d) for d in (Detail.FAST, Detail.STEPS)
+            )
+            assert_same_course(fast, steps)
 
 
 @pytest.mark.parametrize("layout", STANDARD_LAYOUTS)
