@@ -135,7 +135,8 @@ def ramp(dice: Dice, size: Size) -> Workload:
     def height(share: float) -> float:
         return (1 - math.cos(2 * math.pi * _RAMPS * share)) / 2
 
-    low = 2 * size.rate / (1 + _PEAK)
+    # Over whole ramps, which are even in requests, the mean gap is 1 / (low · √peak).
+    low = size.rate / math.sqrt(_PEAK)
     times = _arrivals(dice, size.requests, lambda share: low * (1 + (_PEAK - 1) * height(share)))
     short, long = _RAMP_PROMPTS
     requests: list[Request] = []

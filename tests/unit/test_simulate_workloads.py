@@ -56,7 +56,12 @@ def test_a_ramp_changes_regime() -> None:
     )
     pace = [rows[-1].arrival_s - rows[0].arrival_s for rows in (low, high)]
     assert pace[0] > 2 * pace[1]
-    assert 4.0 < len(requests) / requests[-1].arrival_s < 6.0
+
+
+@pytest.mark.parametrize("name", ["long-short", "ramp", "poisson"])
+def test_the_mean_rate_is_the_stated_one(name: str) -> None:
+    requests = made(name, 20_000, rate=5.0).requests
+    assert len(requests) / requests[-1].arrival_s == pytest.approx(5.0, rel=0.02)
 
 
 def test_poisson_arrivals_have_their_rate_and_mix() -> None:
