@@ -1,6 +1,7 @@
 """`splash simulate`: a workload under the policy, fixed layouts and an oracle, without a GPU."""
 
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -30,11 +31,12 @@ from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.errors import ConfigError
 from splash_core.layout.catalog import named_layouts
 from splash_core.leader.profile_file import read_profile
-from splash_core.policy.config import load_policy
+from splash_core.policy.config import load_document
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.comparison import Comparison, Objectives, compare
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.generators import GENERATORS, Size, generate
+from splash_core.simulate.policies import Policies
 from splash_core.simulate.sizing import Shape, fleet_of_memory, fleet_of_room
 from splash_core.simulate.workload import Scale, Workload, read_trace
 from splash_core.spec.hardware import named_gpu
@@ -52,6 +54,9 @@ Trace = Annotated[
     Path | None, typer.Option("--trace", help="JSON lines with timestamp [ms], input_length, output_length.")
 ]
 PolicyOption = Annotated[str, typer.Option("--policy", help="off, auto, or a TOML file.")]
+Start = Annotated[
+    str, typer.Option("--start", help="When the workload begins, for calendars: 2026-03-01T22:00+01:00.")
+]
 ModelName = Annotated[str, typer.Option("--model", help="As in `splash plan`.")]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of each group.")]
 PrefillGroups = Annotated[int, typer.Option("--prefill-groups", min=1, help="Groups that compute prompts.")]
@@ -82,6 +87,7 @@ def simulate_command(
     workload: Name = "",
     trace: Trace = None,
     policy: PolicyOption = "auto",
+    start: Start = "",
     profile: Profile = None,
     model: ModelName = "deepseek-v3",
     gpu: Gpu = "h200",
@@ -112,6 +118,7 @@ def simulate_command(
     Example: `splash simulate --workload rl-rollout --model deepseek-v3 --gpu h200 --ranks 8`
     """
     _check(plot)
+    policies = _policies(policy, start)
     scale = Scale(lengths=lengths, speed=speed, requests=requests or None)
     asked = _workload(workload, trace, scale, Size(requests=requests or 256, rate=rate, scale=scale), seed)
     shape = Shape(
@@ -125,7 +132,7 @@ def simulate_command(
     fleet = _fleet(cost, shape, gpu, fraction=fraction, page_size=page_size, kv_bytes=kv_bytes)
     good = Objectives(ttft_s=ttft, itl_s=itl / 1e3)
     with stages(progress_console(), "simulate") as stage:
-        found = compare(fleet, asked, load_policy(policy), objectives=good, progress=stage)
+        found = compare(fleet, asked, policies, objectives=good, progress=stage)
     _show(found, plot, as_json=json)
 
 
@@ -133,6 +140,19 @@ def _check(plot: Path | None) -> None:
     """Whether it can be drawn, before the work rather than after it."""
     if plot is not None:
         new_figure(plot)
+
+
+def _policies(policy: str, start: str) -> Policies:
+    document = load_document(policy)
+    if not start:
+        return Policies(document=document)
+    try:
+        begin = datetime.fromisoformat(start)
+    except ValueError:
+        raise ConfigError(f"--start {start}: give a date and time, such as 2026-03-01T22:00+01:00") from None
+    if begin.tzinfo is None:
+        begin = begin.replace(tzinfo=UTC)
+    return Policies(document=document, start_s=begin.timestamp())
 
 
 def _show(found: Comparison, plot: Path | None, *, as_json: bool) -> None:

@@ -51,6 +51,21 @@ class PolicyConfig:
         for item in fields(self):
             KEYS[item.name].check(getattr(self, item.name), where=item.name)
 
+    @property
+    def preferences(self) -> tuple[object, ...]:
+        """What decides which layout leads: a streak of decisions under other ones says nothing."""
+        return (self.allowed, self.margin, self.horizon_steps, self.itl_bound_ms, self.ttft_bound_ms)
+
+    @property
+    def itl_bound_s(self) -> float | None:
+        """`itl_bound_ms` in seconds."""
+        return None if self.itl_bound_ms is None else self.itl_bound_ms / 1e3
+
+    @property
+    def ttft_bound_s(self) -> float | None:
+        """`ttft_bound_ms` in seconds."""
+        return None if self.ttft_bound_ms is None else self.ttft_bound_ms / 1e3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPolicy:
@@ -61,19 +76,6 @@ class GroupPolicy:
     pin: Layout | None = None
     """Where the operator holds the group; a pin by hand goes before it."""
     config: PolicyConfig = PolicyConfig()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySet:
-    """The policies of both phases, of groups without a section of their own and outside calendars' hours."""
-
-    enabled: bool = True
-    prefill: PolicyConfig = PolicyConfig()
-    decode: PolicyConfig = PolicyConfig()
-
-    def of(self, phase: Phase) -> PolicyConfig:
-        """The policy of one phase."""
-        return self.prefill if phase is Phase.PREFILL else self.decode
 
 
 def policy_at(
@@ -117,22 +119,3 @@ def read_policy_file(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
         raise ConfigError(f"policy file {path}: {cause}; give off, auto or a TOML file") from error
-
-
-def load_policy(option: str) -> PolicySet:
-    """Both phases' policies from `load_document`; raises `ConfigError` as it does."""
-    return _policy_set(load_document(option))
-
-
-def parse_policy(text: str, *, source: str = "policy") -> PolicySet:
-    """Both phases' policies from TOML text; raises `ConfigError` as `parse_document` does."""
-    return _policy_set(parse_document(text, source=source))
-
-
-def _policy_set(document: PolicyDocument) -> PolicySet:
-    prefill, decode = (
-        _group_policy({**document.shared.values, **document.of_phase(phase).values})
-        for phase in (Phase.PREFILL, Phase.DECODE)
-    )
-    enabled = prefill.enabled or decode.enabled
-    return PolicySet(enabled=enabled, prefill=prefill.config, decode=decode.config)

@@ -38,18 +38,14 @@ def decide(
     looks = outlooks(
         snapshot,
         model,
-        itl_bound_s=_seconds(config.itl_bound_ms),
-        ttft_bound_s=_seconds(config.ttft_bound_ms),
+        itl_bound_s=config.itl_bound_s,
+        ttft_bound_s=config.ttft_bound_s,
         horizon_steps=config.horizon_steps,
     )
     finding = _manual(snapshot, model, config, state, looks) or _blocked(snapshot, config, state)
     if finding is None:
         finding = _weigh(snapshot, model, config, state, looks)
     return record(snapshot, model, looks, finding), finding.state
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
 
 
 def refused(decision: Decision, reason: str) -> Decision:
@@ -224,7 +220,7 @@ def _chosen(
         snapshot.phase,
         here_s=looks.get(snapshot.layout, look).prediction.step_s,
         there_s=look.prediction.step_s,
-        itl_bound_s=_seconds(config.itl_bound_ms),
+        itl_bound_s=config.itl_bound_s,
     )
     assert way is not None  # an overlapped switch is always among them
     return way

@@ -43,8 +43,8 @@ class Course:
     """How the groups of a run choose their layouts."""
 
     start: Mapping[Role, Layout]
-    pilot: Callable[[Role], Pilot]
-    """Makes the pilot of a group."""
+    pilot: Callable[[Role, str], Pilot]
+    """Makes the pilot of a group with a role and a name."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Cluster:
         self._placements = 0
         for role, count in fleet.groups.items():
             for index in range(count):
-                station = self._station(f"{role}-{index:03d}", role, course, detail)
+                station = self._station(f"{role}-{index}", role, course, detail)
                 self.stations[role].append(station)
                 self._by_name[station.name] = station
 
@@ -116,7 +116,7 @@ class Cluster:
             told=Told(leased=self._leased, prefilled=self._prefilled, finished=self._finished),
             most_steps=ANY_STEPS if detail is Detail.FAST else 1,
         )
-        return Station(name, role, machine, course.pilot(role), world=world)
+        return Station(name, role, machine, course.pilot(role, name), world=world)
 
     # ------------------------------------------------------------------------------- the router
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from splash_core.layout.layout import Layout
-from splash_core.policy.config import PolicySet
-from splash_core.policy.snapshot import Phase
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.cluster import Cluster, Course
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.ledger import Ledger, percentile
-from splash_core.simulate.pilots import Fixed, Oracle, Pilot, Policy
+from splash_core.simulate.pilots import Fixed, Oracle, Policy
+from splash_core.simulate.policies import Policies
 from splash_core.simulate.workload import Workload
 
 _SHARES = {"p50": 0.5, "p99": 0.99}
@@ -134,7 +133,7 @@ class Comparison:
 def compare(
     fleet: Fleet,
     workload: Workload,
-    policies: PolicySet,
+    policies: Policies,
     *,
     objectives: Objectives | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -144,7 +143,7 @@ def compare(
     Args:
         fleet: the deployment.
         workload: what is asked of it.
-        policies: settings of both phases; those of decode steer combined groups.
+        policies: what the groups' policies say; what is said of decode steers combined groups.
         objectives: what counts as good service.
         progress: told the name of each run before it begins.
     """
@@ -168,29 +167,25 @@ def compare(
     )
 
 
-def policy_course(fleet: Fleet, policies: PolicySet) -> Course:
+def policy_course(fleet: Fleet, policies: Policies) -> Course:
     """Groups that follow their policy, from where services start."""
-
-    def pilot(role: Role) -> Pilot:
-        if not policies.enabled:
-            return Fixed()
-        return Policy(fleet.model, policies.of(_PHASES[role]))
-
-    return Course(start=_starts(fleet), pilot=pilot)
+    return Course(
+        start=_starts(fleet),
+        pilot=lambda role, name: Policy(fleet.model, policies.of(fleet, role, name)),
+    )
 
 
-def oracle_course(fleet: Fleet, policies: PolicySet) -> Course:
+def oracle_course(fleet: Fleet, policies: Policies) -> Course:
     """Groups that an oracle moves."""
-    return Course(start=_starts(fleet), pilot=lambda role: Oracle(fleet.model, policies.of(_PHASES[role])))
+    return Course(
+        start=_starts(fleet),
+        pilot=lambda role, name: Oracle(fleet.model, policies.of(fleet, role, name)),
+    )
 
 
 def fixed_course(layout: Layout) -> Course:
     """Groups that stay in one layout, in both phases."""
-    return Course(start=dict.fromkeys(Role, layout), pilot=lambda _: Fixed())
-
-
-_PHASES = {Role.PREFILL: Phase.PREFILL, Role.DECODE: Phase.DECODE, Role.COMBINED: Phase.DECODE}
-"""Whose policy a group follows; a combined one, like its leader, has a single setting."""
+    return Course(start=dict.fromkeys(Role, layout), pilot=lambda _role, _name: Fixed())
 
 
 def _starts(fleet: Fleet) -> dict[Role, Layout]:

@@ -6,12 +6,13 @@ from typing import Protocol
 
 from splash_core.cost.model import CostModel
 from splash_core.layout.layout import Layout
-from splash_core.policy.config import PolicyConfig
+from splash_core.policy.config import GroupPolicy
 from splash_core.policy.decision import Decision
 from splash_core.policy.outlook import outlooks
 from splash_core.policy.snapshot import Snapshot
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide, refused
+from splash_core.simulate.policies import Said
 
 Look = Callable[[], Snapshot]
 Move = Callable[[Layout], str]
@@ -53,56 +54,75 @@ class Policy:
 
     free_switches = False
 
-    def __init__(self, model: CostModel, config: PolicyConfig) -> None:
+    def __init__(self, model: CostModel, said: Said) -> None:
         self.decisions: list[Decision] = []
         """Switches, and wishes for one that were refused."""
         self.next_look_s = 0.0
         self._model = model
-        self._config = config
+        self._said = said
+        self._now = said(0.0)
         self._state = PolicyState()
 
     def at_boundary(self, now: float, look: Look, move: Move, limit: Limit) -> None:
         """Decide, if the interval is over."""
         if now < self.next_look_s:
             return
-        self.next_look_s = now + self._config.interval_s
-        decision, self._state = decide(look(), self._model, self._config, self._state)
-        if decision.steps is not None:
+        said = self._follow(now)
+        self.next_look_s = now + said.config.interval_s
+        if not said.enabled and said.pin is None:
+            return
+        decision, self._state = decide(look(), self._model, said.config, self._state)
+        if decision.steps is not None and said.enabled:
             limit(decision.steps.chunk_tokens)
         if decision.switches:
             why_not = move(decision.layout_to)
             self.decisions.append(refused(decision, why_not) if why_not else decision)
 
+    def _follow(self, now: float) -> GroupPolicy:
+        """What the policy says now; as in a leader, a streak under other preferences says nothing."""
+        before, self._now = self._now, self._said(now)
+        if before.config.preferences != self._now.config.preferences:
+            self._state = self._state.with_candidate(None)
+        if self._now.pin is not self._state.pinned:
+            self._state = self._state.with_pin(self._now.pin)
+        return self._now
+
 
 class Oracle:
     """Knows how long every answer will be and switches for nothing: whatever is best now, at every interval.
 
-    No margin, dwell, budget or cost holds it. It compares as the policy does, so it is greedy: it does not
-    know who will come.
+    No margin, dwell, budget, pin or cost holds it. It compares as the policy does, bounds included, so it is
+    greedy: it does not know who will come.
     """
 
     free_switches = True
 
-    def __init__(self, model: CostModel, config: PolicyConfig) -> None:
+    def __init__(self, model: CostModel, said: Said) -> None:
         self.next_look_s = 0.0
         self._model = model
-        self._config = config
+        self._said = said
 
     def at_boundary(self, now: float, look: Look, move: Move, limit: Limit) -> None:
         """Go where the objective is smallest."""
         del limit  # steps take what they may
         if now < self.next_look_s:
             return
-        self.next_look_s = now + self._config.interval_s
+        config = self._said(now).config
+        self.next_look_s = now + config.interval_s
         snapshot = look()
         if snapshot.is_idle:
             return
-        bound = None if self._config.itl_bound_ms is None else self._config.itl_bound_ms / 1e3
-        looks = outlooks(snapshot, self._model, itl_bound_s=bound, horizon_steps=self._config.horizon_steps)
+        looks = outlooks(
+            snapshot,
+            self._model,
+            itl_bound_s=config.itl_bound_s,
+            ttft_bound_s=config.ttft_bound_s,
+            horizon_steps=config.horizon_steps,
+        )
         enterable = [
             look
             for layout, look in looks.items()
-            if layout in self._config.allowed and (look.present or not look.refusal)
+            if layout in config.allowed and (look.present or not look.refusal)
         ]
         best = min(enterable, key=lambda look: (look.objective_s, not look.present), default=None)
         if best is not None and not best.present:

@@ -4,13 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splash_core.layout.layout import STANDARD_LAYOUTS
-from splash_core.policy.config import PolicyConfig, PolicySet
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.cluster import Cluster, Detail
 from splash_core.simulate.comparison import fixed_course, policy_course
 from splash_core.simulate.counted import CountedMachine
 from splash_core.simulate.workload import Request, Workload
-from tests.support.simulated import assert_same_course, small_fleet
+from tests.support.simulated import assert_same_course, policies, small_fleet
 
 REQUESTS = st.lists(
     st.tuples(st.floats(0.0, 6.0), st.integers(1, 500), st.integers(1, 60), st.integers(0, 40)),
@@ -19,7 +18,7 @@ REQUESTS = st.lists(
 )
 GROUPS = st.sampled_from([{Role.PREFILL: 1, Role.DECODE: 2}, {Role.COMBINED: 1}])
 COURSES = st.sampled_from([None, *STANDARD_LAYOUTS])
-EAGER = PolicyConfig(dwell_s=0.5, interval_s=0.3, margin=0.0, confirm=1)
+EAGER = policies("[all]\ndwell_s = 0.5\ninterval_s = 0.3\nmargin = 0.0\nconfirm = 1")
 
 
 def workload_of(rows: list[tuple[float, int, int, int]]) -> Workload:
@@ -49,8 +48,7 @@ def test_fast_forward_is_step_by_step(
     max_running: int,
 ) -> None:
     fleet = small_fleet(pages=pages, groups=groups, max_running=max_running, chunk_tokens=64)
-    policies = PolicySet(prefill=EAGER, decode=EAGER)
-    course = policy_course(fleet, policies) if fixed is None else fixed_course(fixed)  # type: ignore[arg-type]
+    course = policy_course(fleet, EAGER) if fixed is None else fixed_course(fixed)  # type: ignore[arg-type]
     ledgers = []
     for detail in (Detail.FAST, Detail.STEPS):
         cluster = Cluster(fleet, course, detail=detail)

@@ -6,20 +6,27 @@ from dataclasses import replace
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS
 from splash_core.layout.slots import ArenaMap
-from splash_core.policy.config import PolicyConfig, PolicySet
+from splash_core.policy.document import parse_document
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.cluster import Cluster, Course, Detail
 from splash_core.simulate.comparison import policy_course
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.generators import Size, generate
 from splash_core.simulate.ledger import Ledger
+from splash_core.simulate.policies import Policies
 from splash_core.simulate.workload import Request, Scale, Workload
 from splash_core.spec.parts import IndexerSpec
 from tests.support.policy_cases import SMOL, cost_model
 
 PAIR = {Role.PREFILL: 1, Role.DECODE: 1}
-_QUICK = PolicyConfig(dwell_s=2.0, interval_s=0.5)
-QUICK = PolicySet(prefill=_QUICK, decode=_QUICK)
+
+
+def policies(text: str, *, start_s: float | None = None) -> Policies:
+    """What a document says."""
+    return Policies(document=parse_document(text), start_s=start_s)
+
+
+QUICK = policies("[all]\ndwell_s = 2.0\ninterval_s = 0.5")
 
 
 SPARSE = cost_model(

@@ -22,7 +22,7 @@ from splash_core.environment import cache_home, child_environment, state_home
 from splash_core.errors import ConfigError
 from splash_core.layout import layout
 from splash_core.layout.layout import Layout
-from splash_core.policy.config import load_policy
+from splash_core.policy.config import load_document
 from splash_core.settings_base import as_flags, checked, parse_size, reference
 
 
@@ -233,4 +233,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="key file"):
         admin_key(AdminSettings(admin_key_file=str(file)), environ={})
     with pytest.raises(ConfigError, match="policy file"):
-        load_policy(str(file))
+        load_document(str(file))

@@ -105,12 +105,28 @@ def test_without_matplotlib_the_remedy_is_named(
     assert "pip install 'splash[plots]'" in str(done.exception)
 
 
+def test_a_calendar_needs_a_start(options: list[str], tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        '[decode]\nenabled = false\n[[decode.calendar]]\nfrom = "22:00"\nto = "23:00"\npin = "CP"\n'
+    )
+    args = [*options, "--policy", str(policy), "--json"]
+    refused = run(*args)
+    assert isinstance(refused.exception, ConfigError)
+    assert "say with --start when the workload begins" in str(refused.exception)
+    for start, layouts in (("2026-03-01T23:30+01:00", {"TP", "CP"}), ("2026-03-01T23:30", {"TP", "DP"})):
+        done = run(*args, "--start", start)
+        assert done.exit_code == 0, done.output
+        assert set(json.loads(done.stdout.splitlines()[-1])["policy"]["steps_by_layout"]) == layouts
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         ([], "nothing to simulate; give --trace FILE, or --workload"),
         (["--workload", "conversation"], "conversation is a trace; give its file with --trace"),
         (["--workload", "storm"], "'storm' is not known"),
+        (["--workload", "agent", "--start", "noon"], "--start noon: give a date and time"),
         (["--workload", "agent", "--plot", "run.svg"], "let the name end in .png"),
         (["--workload", "agent", "--kv-bytes", "1000000"], "one width, not fp8"),
     ],

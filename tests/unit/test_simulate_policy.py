@@ -1,29 +1,118 @@
 """What a policy document says of simulated groups holds there as in groups that serve."""
 
-from splash_core.policy.config import PolicyConfig, PolicySet
-from splash_core.policy.decision import Executor
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from splash_core.errors import ConfigError
+from splash_core.layout.layout import Layout
+from splash_core.policy.decision import Cause, Decision, Executor
+from splash_core.policy.outlook import Outlook, outlooks
 from splash_core.scheduling.roles import Role
+from splash_core.simulate import pilots
 from splash_core.simulate.cluster import Cluster, Detail
-from splash_core.simulate.comparison import policy_course
+from splash_core.simulate.comparison import oracle_course, policy_course
+from splash_core.simulate.fleet import Fleet
+from splash_core.simulate.ledger import Ledger
 from splash_core.simulate.pilots import Policy
+from splash_core.simulate.policies import Policies
 from splash_core.simulate.workload import Workload
-from tests.support.simulated import batch_of, small_fleet
+from tests.support.simulated import batch_of, made, policies, simulated, small_fleet
+
+EAGER = "[all]\ndwell_s = 1.0\ninterval_s = 0.5\nmargin = 0.0\nconfirm = 1\n"
+PAIRS = {Role.PREFILL: 1, Role.DECODE: 2}
+FRIDAY_22H = datetime(2026, 11, 27, 22, tzinfo=UTC).timestamp()
 
 
-def test_no_switch_is_decided_at_the_price_of_copies_ahead() -> None:
+def switches(ledger: Ledger) -> set[tuple[str, Layout]]:
+    return {(switch.group, switch.layout_to) for switch in ledger.switches}
+
+
+def ran(fleet: Fleet, said: Policies, detail: Detail = Detail.FAST) -> tuple[Ledger, list[Decision]]:
+    cluster = Cluster(fleet, policy_course(fleet, said), detail=detail)
+    ledger = cluster.run(Workload(name="one", requests=tuple(batch_of(8, prompt=300, output=200))))
+    stations = [station for stations in cluster.stations.values() for station in stations]
+    steering = [station.pilot for station in stations if isinstance(station.pilot, Policy)]
+    return ledger, [decision for pilot in steering for decision in pilot.decisions]
+
+
+@pytest.mark.parametrize("detail", Detail)
+def test_no_switch_is_decided_at_the_price_of_copies_ahead(detail: Detail) -> None:
     # Overlapped switches break this bound, so a group that copies ahead would do that.
-    tight = PolicyConfig(dwell_s=2.0, interval_s=0.5, itl_bound_ms=110.0)
-    work = Workload(name="one", requests=tuple(batch_of(8, prompt=300, output=200)))
-    for detail in (Detail.FAST, Detail.PAGES):
-        fleet = small_fleet()
-        cluster = Cluster(fleet, policy_course(fleet, PolicySet(prefill=tight, decode=tight)), detail=detail)
-        ledger = cluster.run(work)
-        decided = []
-        for station in (*cluster.stations[Role.PREFILL], *cluster.stations[Role.DECODE]):
-            assert isinstance(station.pilot, Policy)
-            decided += [decision for decision in station.pilot.decisions if decision.switches]
-        assert len(decided) == len(ledger.switches) > 0
-        for decision in decided:
-            assert decision.executor is Executor.OVERLAPPED
-            offered = decision.to_json()["inputs"]["executors"]
-            assert offered["precopied"] == {"refused": "this group does not copy ahead"}
+    said = policies("[all]\ndwell_s = 2.0\ninterval_s = 0.5\nitl_bound_ms = 110.0")
+    ledger, decisions = ran(small_fleet(), said, detail)
+    decided = [decision for decision in decisions if decision.switches]
+    assert len(decided) == len(ledger.switches) > 0
+    for decision in decided:
+        assert decision.executor is Executor.OVERLAPPED
+        offered = decision.to_json()["inputs"]["executors"]
+        assert offered["precopied"] == {"refused": "this group does not copy ahead"}
+
+
+def test_a_pin_holds_a_group_and_a_group_of_its_own_name_only() -> None:
+    fleet = small_fleet(groups=PAIRS)
+    pinned = policies('[all]\nenabled = false\n[group.decode-1]\npin = "CP"')
+    ledger = simulated(fleet, made("poisson", 40), course=policy_course(fleet, pinned))
+    assert switches(ledger) == {("decode-1", Layout.CP)}
+    _, decisions = ran(fleet, pinned)
+    assert [(d.cause, d.group) for d in decisions] == [(Cause.PINNED, "decode-1")]
+
+
+def test_one_phase_may_be_off() -> None:
+    fleet = small_fleet()
+    work = made("ramp", 60, rate=2.0)
+    both = simulated(fleet, work, course=policy_course(fleet, policies(EAGER)))
+    assert {switch.group for switch in both.switches} == {"prefill-0", "decode-0"}
+    for phase, other in (("prefill", "decode-0"), ("decode", "prefill-0")):
+        said = policies(f"{EAGER}[{phase}]\nenabled = false")
+        ledger = simulated(fleet, work, course=policy_course(fleet, said))
+        assert {switch.group for switch in ledger.switches} == {other}
+
+
+CALENDAR = """[all]
+enabled = false
+interval_s = 0.5
+[[decode.calendar]]
+from = "22:00"
+to = "23:00"
+pin = "CP"
+"""
+
+
+def test_a_calendar_holds_from_a_stated_start() -> None:
+    fleet = small_fleet()
+    for before_s, seen in ((-1800.0, set()), (-3.0, {("decode-0", Layout.CP)})):
+        ledger, _ = ran(fleet, policies(CALENDAR, start_s=FRIDAY_22H + before_s))
+        assert switches(ledger) == seen
+        assert all(switch.time_s >= -before_s for switch in ledger.switches)
+
+
+def test_a_calendar_without_a_start_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="a calendar for decode-0; say with --start"):
+        ran(small_fleet(), policies(CALENDAR))
+
+
+def test_a_pin_that_a_group_does_not_offer_is_refused_by_name() -> None:
+    fleet = small_fleet()
+    few = small_fleet(capacities={layout: fleet.capacities[layout] for layout in (Layout.TP, Layout.DP)})
+    with pytest.raises(ConfigError, match="pin: decode-0 does not offer CP; it offers TP, DP"):
+        ran(few, policies('[decode]\npin = "CP"'))
+
+
+def test_the_oracle_compares_under_both_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def noted(*args: Any, **bounds: Any) -> Mapping[Layout, Outlook]:
+        asked.append(bounds)
+        return outlooks(*args, **bounds)
+
+    monkeypatch.setattr(pilots, "outlooks", noted)
+    fleet = small_fleet()
+    said = policies("[all]\nhorizon_steps = 64\n[prefill]\nttft_bound_ms = 600\n[decode]\nitl_bound_ms = 90")
+    simulated(fleet, made("poisson", 5), course=oracle_course(fleet, said))
+    assert {tuple(bounds.items()) for bounds in asked} == {
+        (("itl_bound_s", None), ("ttft_bound_s", 0.6), ("horizon_steps", 64)),
+        (("itl_bound_s", 0.09), ("ttft_bound_s", None), ("horizon_steps", 64)),
+    }

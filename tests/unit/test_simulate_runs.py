@@ -1,6 +1,5 @@
 """Simulated runs: fast-forward, step by step and page by page decide alike; budgets hold; nothing is lost."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from splash_core.dispatch.admission import QueueLimits
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
-from splash_core.policy.config import PolicyConfig, PolicySet
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.cluster import Cluster, Detail
 from splash_core.simulate.comparison import compare, fixed_course, policy_course
@@ -17,7 +15,16 @@ from splash_core.simulate.ledger import Ledger, percentile
 from splash_core.simulate.pilots import Policy
 from splash_core.simulate.timeline import in_system, layout_shares
 from splash_core.simulate.workload import Workload
-from tests.support.simulated import QUICK, SPARSE, assert_same_course, batch_of, made, simulated, small_fleet
+from tests.support.simulated import (
+    QUICK,
+    SPARSE,
+    assert_same_course,
+    batch_of,
+    made,
+    policies,
+    simulated,
+    small_fleet,
+)
 
 TWO_AND_TWO = {Role.PREFILL: 2, Role.DECODE: 2}
 COMBINED = {Role.COMBINED: 2}
@@ -93,11 +100,12 @@ def oscillating(rounds: int, every_s: float) -> Workload:
 
 def test_an_oscillating_load_switches_once_a_dwell_within_the_budget() -> None:
     budget_ms, dwell_s = 150.0, 6.0
-    eager = PolicyConfig(
-        dwell_s=dwell_s, interval_s=0.5, margin=0.0, confirm=1, exposed_ms_per_minute=budget_ms
+    eager = policies(
+        f"[all]\ndwell_s = {dwell_s}\ninterval_s = 0.5\nmargin = 0.0\nconfirm = 1\n"
+        f"exposed_ms_per_minute = {budget_ms}"
     )
     fleet = small_fleet()
-    cluster = Cluster(fleet, policy_course(fleet, PolicySet(prefill=eager, decode=eager)))
+    cluster = Cluster(fleet, policy_course(fleet, eager))
     ledger = cluster.run(oscillating(60, 1.5))
     assert len(ledger.switches) > 16
     minutes = max(times.finished_s for times in ledger.finished) / 60
@@ -164,7 +172,7 @@ def test_regret_is_against_the_best_run_of_all() -> None:
 
 def test_off_stays_where_services_start() -> None:
     fleet = small_fleet(groups=TWO_AND_TWO)
-    course = policy_course(fleet, replace(QUICK, enabled=False))
+    course = policy_course(fleet, policies("[all]\nenabled = false"))
     ledger = simulated(fleet, made("ramp", 40), course=course)
     assert ledger.switches == []
     assert set(ledger.steps) == {Layout.TP, Layout.DP}
