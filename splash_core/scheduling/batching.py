@@ -1,8 +1,9 @@
 """Which rows run next: decode rows first, then chunks of prompts, oldest first, under a token budget.
 
 No starvation: within each kind sequences are served in their order of precedence, which is arrival but for
-priorities (`sequence.Roster`); the first prompt of each owner advances by at least one row in every step in
-which pages allow; and a waiting sequence is admitted only if all before it were.
+priorities (`sequence.Roster`); in every step in which pages allow, the first prompt advances by at least one
+row, and so does the first of each owner where decode rows leave a row for each; and a waiting sequence is
+admitted only if all before it were.
 The budget is divided over owners (`budget`), because a step takes as long as its fullest rank.
 Beside a step under way nothing is taken away from anybody: rows that need it wait for the step to end.
 """

@@ -2,8 +2,8 @@
 
 Where a history lies on one rank, that rank computes all of its rows, so a step takes as long as its fullest
 rank: the budget is divided over owners first, and what an owner cannot use goes to the oldest prompts.
-Invariant: each owner's oldest prompt gets a row in every step, and no row of the budget is left while some
-prompt could use it.
+Invariant: the oldest prompt gets a row in every step, each owner's oldest does where the budget has a row for
+each owner, and no row of the budget is left while some prompt could use it.
 """
 
 from collections.abc import Hashable, Sequence

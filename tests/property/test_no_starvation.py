@@ -121,6 +121,9 @@ def test_a_division_wastes_no_row_and_forgets_no_owner(wants: list[tuple[int, in
         for lane in lanes:
             first = next(index for index, (held, _) in enumerate(wants) if held == lane)
             assert taken[first] >= 1
+    else:
+        # A row each for the oldest, of owners that have none yet.
+        assert taken[0] == max(taken) == 1
 
 
 @given(most=st.integers(1, 100), rows=st.integers(-5, 200))
