@@ -126,8 +126,8 @@ class CountedMachine:
         self._moving, self._promised = True, None
         return ""
 
-    def limit_chunk(self, rows: int) -> None:
-        """Take at most so many rows while prompts are computed, from the next step on."""
+    def limit_chunk(self, rows: int | None) -> None:
+        """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
         self._budget.limit(rows)
 
     def begin(self, most: int) -> Batch | None:

@@ -101,8 +101,8 @@ class Machine(Protocol):
         """Change layout with the next step; why that cannot be now, or an empty text."""
         ...
 
-    def limit_chunk(self, rows: int) -> None:
-        """Take at most so many rows while prompts are computed, from the next step on."""
+    def limit_chunk(self, rows: int | None) -> None:
+        """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
         ...
 
     def begin(self, most: int) -> Batch | None:

@@ -17,8 +17,8 @@ from splash_core.simulate.policies import Said
 Look = Callable[[], Snapshot]
 Move = Callable[[Layout], str]
 """Switches, or says why not."""
-Limit = Callable[[int], None]
-"""Bounds the rows of the next steps."""
+Limit = Callable[[int | None], None]
+"""Bounds the rows of the next steps; None: no more than memory does."""
 
 
 class Pilot(Protocol):
@@ -67,22 +67,24 @@ class Policy:
         """Decide, if the interval is over."""
         if now < self.next_look_s:
             return
-        said = self._follow(now)
+        said = self._follow(now, limit)
         self.next_look_s = now + said.config.interval_s
         if not said.enabled and said.pin is None:
             return
         decision, self._state = decide(look(), self._model, said.config, self._state)
-        if decision.steps is not None and said.enabled:
+        if decision.steps is not None and said.enabled and not said.config.shadow:
             limit(decision.steps.chunk_tokens)
         if decision.switches:
             why_not = move(decision.layout_to)
             self.decisions.append(refused(decision, why_not) if why_not else decision)
 
-    def _follow(self, now: float) -> GroupPolicy:
+    def _follow(self, now: float, limit: Limit) -> GroupPolicy:
         """What the policy says now; as in a leader, a streak under other preferences says nothing."""
         before, self._now = self._now, self._said(now)
         if before.config.preferences != self._now.config.preferences:
             self._state = self._state.with_candidate(None)
+        if before != self._now:
+            limit(None)
         if self._now.pin is not self._state.pinned:
             self._state = self._state.with_pin(self._now.pin)
         return self._now

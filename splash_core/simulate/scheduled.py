@@ -122,8 +122,8 @@ class ScheduledMachine:
             return outcome.reason
         return outcome.refusal.reason if isinstance(outcome, SwitchDeferred) else ""
 
-    def limit_chunk(self, rows: int) -> None:
-        """Take at most so many rows while prompts are computed, from the next step on."""
+    def limit_chunk(self, rows: int | None) -> None:
+        """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
         self._scheduler.limit_chunk(rows)
 
     def begin(self, most: int) -> Batch | None:

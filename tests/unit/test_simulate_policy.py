@@ -1,6 +1,7 @@
 """What a policy document says of simulated groups holds there as in groups that serve."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
+from splash_core.policy.config import GroupPolicy, PolicyConfig
 from splash_core.policy.decision import Cause, Decision, Executor
 from splash_core.policy.outlook import Outlook, outlooks
+from splash_core.policy.snapshot import Phase
 from splash_core.scheduling.roles import Role
 from splash_core.simulate import pilots
 from splash_core.simulate.cluster import Cluster, Detail
@@ -19,6 +22,7 @@ from splash_core.simulate.ledger import Ledger
 from splash_core.simulate.pilots import Policy
 from splash_core.simulate.policies import Policies
 from splash_core.simulate.workload import Workload
+from tests.support.policy_cases import cost_model, prompts, snapshot
 from tests.support.simulated import batch_of, made, policies, simulated, small_fleet
 
 EAGER = "[all]\ndwell_s = 1.0\ninterval_s = 0.5\nmargin = 0.0\nconfirm = 1\n"
@@ -116,3 +120,22 @@ def test_the_oracle_compares_under_both_bounds(monkeypatch: pytest.MonkeyPatch) 
         (("itl_bound_s", None), ("ttft_bound_s", 0.6), ("horizon_steps", 64)),
         (("itl_bound_s", 0.09), ("ttft_bound_s", None), ("horizon_steps", 64)),
     }
+
+
+def test_chunks_are_limited_by_a_policy_that_acts_and_no_longer_than_it_holds() -> None:
+    model = cost_model()
+    seen = snapshot(prompts(2, 256), phase=Phase.PREFILL)
+    step_s = outlooks(seen, model)[seen.layout].prediction.step_s
+    tight = PolicyConfig(interval_s=1.0, ttft_bound_ms=2e3 * step_s)
+    acts, shadow = GroupPolicy(config=tight), GroupPolicy(config=replace(tight, shadow=True))
+    off = GroupPolicy(enabled=False, config=tight)
+    pilot = Policy(model, lambda now: (acts, shadow, acts, off)[int(now)])
+    limits: list[list[int | None]] = []
+    for now in range(4):
+        limits.append([])
+        pilot.at_boundary(float(now), lambda: seen, lambda _layout: "", limits[-1].append)
+    (first, *more) = limits[0]
+    assert more == []
+    assert first is not None
+    assert first < seen.chunk_tokens
+    assert limits[1:] == [[None], [None, first], [None]]
