@@ -118,7 +118,6 @@ def simulate_command(
     Example: `splash simulate --workload rl-rollout --model deepseek-v3 --gpu h200 --ranks 8`
     """
     _check(plot)
-    policies = _policies(policy, start)
     scale = Scale(lengths=lengths, speed=speed, requests=requests or None)
     asked = _workload(workload, trace, scale, Size(requests=requests or 256, rate=rate, scale=scale), seed)
     shape = Shape(
@@ -132,7 +131,7 @@ def simulate_command(
     fleet = _fleet(cost, shape, gpu, fraction=fraction, page_size=page_size, kv_bytes=kv_bytes)
     good = Objectives(ttft_s=ttft, itl_s=itl / 1e3)
     with stages(progress_console(), "simulate") as stage:
-        found = compare(fleet, asked, policies, objectives=good, progress=stage)
+        found = compare(fleet, asked, _policies(policy, start), objectives=good, progress=stage)
     _show(found, plot, as_json=json)
 
 
