@@ -76,8 +76,7 @@ def plan_command(
     Example: `splash plan --model deepseek-v3.2 --gpu h200 --ranks 8 --dtype fp8 --fraction 0.9`
     """
     spec, device = load_spec(model), named_gpu(gpu)
-    if not 0 < fraction <= 1:
-        raise ConfigError(f"--fraction must be above 0 and at most 1, got {fraction}")
+    check_fraction(fraction)
     precision = named_precision(chosen_dtype(dtype.lower(), spec, device))
     measured = None if profile is None else read_profile(profile)
     if measured is not None:
@@ -109,6 +108,12 @@ def _compare(comparison: Comparison, *, as_json: bool) -> None:
         emit(comparison.to_json(), as_json=True, text="")
     else:
         typer.echo(comparison_page(comparison), nl=False)
+
+
+def check_fraction(fraction: float) -> None:
+    """Raise `ConfigError` unless it is a part of a device's memory."""
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"--fraction must be above 0 and at most 1, got {fraction}")
 
 
 def load_spec(model: str) -> ModelSpec:

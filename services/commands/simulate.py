@@ -1,5 +1,6 @@
 """`splash simulate`: a workload under the policy, fixed layouts and an oracle, without a GPU."""
 
+import math
 import random
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from services.commands.plan import (
     Layouts,
     PageSize,
     Profile,
+    check_fraction,
     chosen_dtype,
     load_spec,
 )
@@ -51,7 +53,7 @@ Name = Annotated[
     str, typer.Option("--workload", help=f"{_NAMES}; the last two need --trace with their file.")
 ]
 Trace = Annotated[
-    Path | None, typer.Option("--trace", help="JSON lines with timestamp [ms], input_length, output_length.")
+    Path | None, typer.Option("--trace", help="JSON lines: timestamp (ms), input_length, output_length.")
 ]
 PolicyOption = Annotated[str, typer.Option("--policy", help="off, auto, or a TOML file.")]
 Start = Annotated[
@@ -70,15 +72,15 @@ KvBytes = Annotated[
     int, typer.Option("--kv-bytes", min=0, help="KV room of a rank; 0: what --fraction leaves.")
 ]
 HandoffRate = Annotated[
-    float, typer.Option("--handoff-gbps", min=0, help="A rank's push rate [GB/s]; 0: its link's in θ.")
+    float, typer.Option("--handoff-gbps", min=0, help="A rank's push rate in GB/s; 0: its link's in θ.")
 ]
 Requests = Annotated[int, typer.Option("--requests", min=0, help="How many; 0: 256, or the whole trace.")]
 Rate = Annotated[float, typer.Option("--rate", help="Mean arrivals per second of generated workloads.")]
 Lengths = Annotated[float, typer.Option("--lengths", help="Multiplies prompts and outputs.")]
 Speed = Annotated[float, typer.Option("--speed", help="Multiplies the arrival rate of a trace.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of generated workloads.")]
-Ttft = Annotated[float, typer.Option("--ttft", help="Good service: first token within [s].")]
-Itl = Annotated[float, typer.Option("--itl", help="Good service: mean gap between tokens within [ms].")]
+Ttft = Annotated[float, typer.Option("--ttft", help="Good service: seconds to the first token, at most.")]
+Itl = Annotated[float, typer.Option("--itl", help="Good service: mean ms between tokens, at most.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Write the timeline as a PNG.")]
 
 
@@ -118,6 +120,7 @@ def simulate_command(
     Example: `splash simulate --workload rl-rollout --model deepseek-v3 --gpu h200 --ranks 8`
     """
     _check(plot)
+    good = _objectives(ttft, itl)
     scale = Scale(lengths=lengths, speed=speed, requests=requests or None)
     asked = _workload(workload, trace, scale, Size(requests=requests or 256, rate=rate, scale=scale), seed)
     shape = Shape(
@@ -129,10 +132,16 @@ def simulate_command(
     )
     cost = _cost_model(model, _profile(profile, gpu, model, dtype), ranks)
     fleet = _fleet(cost, shape, gpu, fraction=fraction, page_size=page_size, kv_bytes=kv_bytes)
-    good = Objectives(ttft_s=ttft, itl_s=itl / 1e3)
     with stages(progress_console(), "simulate") as stage:
         found = compare(fleet, asked, _policies(policy, start), objectives=good, progress=stage)
     _show(found, plot, as_json=json)
+
+
+def _objectives(ttft_s: float, itl_ms: float) -> Objectives:
+    for name, bound in (("--ttft", ttft_s), ("--itl", itl_ms)):
+        if not 0 < bound < math.inf:
+            raise ConfigError(f"{name} must be above 0 and finite, got {bound}")
+    return Objectives(ttft_s=ttft_s, itl_s=itl_ms / 1e3)
 
 
 def _check(plot: Path | None) -> None:
@@ -169,12 +178,16 @@ def _groups(prefill: int, decode: int, combined: int) -> dict[Role, int]:
 
 def _workload(name: str, trace: Path | None, scale: Scale, size: Size, seed: int) -> Workload:
     if trace is not None:
+        if name in GENERATORS:
+            raise ConfigError(f"--workload {name} is generated; leave it out, or leave --trace out")
         with trace.open(encoding="utf-8") as lines:
             return read_trace(lines, name=name or trace.stem, scale=scale)
     if name in _TRACES:
         raise ConfigError(f"--workload {name} is a trace; give its file with --trace")
     if not name:
         raise ConfigError(f"nothing to simulate; give --trace FILE, or --workload with one of {_NAMES}")
+    if scale.speed != 1:
+        raise ConfigError(f"--speed {scale.speed:g} is for traces; {name} has --rate")
     return generate(name, random.Random(seed), size)
 
 
@@ -195,6 +208,7 @@ def _cost_model(model: str, theta: HardwareProfile, ranks: int) -> CostModel:
 def _fleet(
     model: CostModel, shape: Shape, gpu: str, *, fraction: float, page_size: int, kv_bytes: int
 ) -> Fleet:
+    check_fraction(fraction)
     if kv_bytes:
         return fleet_of_room(model, kv_bytes=kv_bytes, page_size=page_size, shape=shape)
     device = named_gpu("cpu" if model.profile.device == "cpu" else gpu)

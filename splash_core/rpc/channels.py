@@ -20,7 +20,8 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     # Without bounds the pause between two tries to connect grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    # In spite of its name how long a try may take: a busy leader shakes hands late, and is not unavailable.
+    ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     *client_keepalive(),
 )

@@ -1,6 +1,7 @@
 """Everybody connects to leaders in the same way."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import grpc.aio
@@ -12,7 +13,7 @@ from services.router.worker import GrpcWorker
 from splash_core.errors import Unavailable
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc
 from splash_core.rpc.abi import abi_to_pb
-from splash_core.rpc.channels import CHANNEL_OPTIONS
+from splash_core.rpc.channels import CHANNEL_OPTIONS, open_channel
 from splash_core.transport.abi import KvAbi
 
 ABI = KvAbi(
@@ -86,5 +87,39 @@ def test_requests_that_meet_a_decode_group_at_once_share_one_contact() -> None:
         assert group.asked == 1
         await partners.close()
         await server.stop(0)
+
+    asyncio.run(main())
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def test_a_leader_that_shakes_hands_late_is_busy_and_not_unavailable() -> None:
+    async def main() -> None:
+        group, server = Slow(), grpc.aio.server()
+        group.answers.set()
+        control_pb2_grpc.add_ControlServicer_to_server(group, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        tasks: list[asyncio.Task[None]] = []
+
+        async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(1.0)
+            inner = await asyncio.open_connection("127.0.0.1", port)
+            tasks.extend(map(asyncio.create_task, (_pipe(reader, inner[1]), _pipe(inner[0], writer))))
+
+        busy = await asyncio.start_server(late, "127.0.0.1", 0)
+        channel = open_channel(f"127.0.0.1:{busy.sockets[0].getsockname()[1]}")
+        described = await control_pb2_grpc.ControlStub(channel).Describe(control_pb2.DescribeRequest())
+        assert described.group == "decode-0"
+        await channel.close(None)
+        busy.close()
+        await server.stop(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())

@@ -145,3 +145,24 @@ def test_a_model_that_does_not_fit_is_infeasible() -> None:
 
 def test_the_command_is_in_the_table() -> None:
     assert "simulate" in cli.COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--fraction", "2"], "--fraction must be above 0 and at most 1, got 2.0"),
+        (["--ttft", "-1"], "--ttft must be above 0"),
+        (["--itl", "nan"], "--itl must be above 0"),
+        (["--workload", "poisson"], "poisson is generated"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: list[str], args: list[str], words: str) -> None:
+    done = run(*options, *args)
+    assert isinstance(done.exception, ConfigError)
+    assert words in str(done.exception)
+
+
+def test_a_generated_workload_has_a_rate_and_no_speed() -> None:
+    done = run("--workload", "ramp", "--speed", "3")
+    assert isinstance(done.exception, ConfigError)
+    assert "--speed 3 is for traces; ramp has --rate" in str(done.exception)
