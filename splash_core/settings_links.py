@@ -51,7 +51,7 @@ class LinkSettings(ModelSettings):
         within=COUNT,
     )
     link_in_flight: int = setting(
-        2, "Such pieces that a rank has under way, or more of smaller ones.", within=COUNT
+        4, "Such pieces that a rank has under way, or more of smaller ones.", within=COUNT
     )
     link_pause_s: float = setting(
         0.25,

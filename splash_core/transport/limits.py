@@ -11,6 +11,9 @@ CHUNK_S, WINDOW_S = 0.005, 0.02
 LEAST_CHUNK_BYTES = 64 * KIB
 """Smaller chunks would cost more than they spare others."""
 
+LEAST_IN_FLIGHT = 2
+"""Of a slow link: one piece on it, one on its way there."""
+
 LATE_S = 0.1
 """A sender that was late, by no more than this, makes up for the budget that it has not used."""
 
@@ -30,8 +33,8 @@ class LinkLimits:
     """Bytes per second that all classes share."""
     chunk_bytes: int = 1 * MIB
     """Largest chunk: nobody waits for less than what is being sent."""
-    in_flight: int = 2
-    """Largest chunks under way at a time, or more smaller ones: one on the link, one on its way there."""
+    in_flight: int = 4
+    """Largest chunks under way at a time, or more smaller ones; two leave a fast link idle between them."""
     pause_s: float = 0.25
     """Longest time that a switch holds handoffs back."""
     handoff_patience_s: float = 0.25
@@ -46,7 +49,7 @@ class LinkLimits:
         """
         shortest = max(int(min(rate_bps * CHUNK_S, chunk_bytes)), min(LEAST_CHUNK_BYTES, chunk_bytes))
         window = min(rate_bps * WINDOW_S, float(chunk_bytes * in_flight))
-        more = max(in_flight, round(window / shortest))
+        more = max(min(in_flight, LEAST_IN_FLIGHT), round(window / shortest))
         return cls(rate_bps=rate_bps, chunk_bytes=shortest, in_flight=more, pause_s=pause_s)
 
     def __post_init__(self) -> None:

@@ -138,11 +138,11 @@ def test_a_budget_makes_pieces_short_and_its_own_host_has_none(tmp_path: Path) -
     config = rank_config(tmp_path, tmp_path, link_bytes_per_s=20e6)
     assert config.link_limits.rate_bps == 20e6
     assert (config.link_limits.chunk_bytes, config.link_limits.in_flight) == (100_000, 4)
-    assert (config.host_limits.chunk_bytes, config.host_limits.in_flight) == (MIB, 2)
+    assert (config.host_limits.chunk_bytes, config.host_limits.in_flight) == (MIB, 4)
     assert config.host_limits.rate_bps == math.inf
     slow, fast = replace(config, link_bytes_per_s=1e6), replace(config, link_bytes_per_s=50e9)
     assert (slow.link_limits.chunk_bytes, slow.link_limits.in_flight) == (64 * KIB, 2)
-    assert (fast.link_limits.chunk_bytes, fast.link_limits.in_flight) == (MIB, 2)
+    assert (fast.link_limits.chunk_bytes, fast.link_limits.in_flight) == (MIB, 4)
 
 
 def test_writes_of_known_length_go_one_after_the_other_and_a_short_one_overtakes() -> None:
