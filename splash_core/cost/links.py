@@ -1,6 +1,6 @@
 """What collectives cost: a latency and a bandwidth per kind, and per size where small ones go another way."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,8 +44,3 @@ def message_s(rates: Sequence[LinkRate], message: Message) -> float:
     size = message.received_bytes / message.count
     rate = next((rate for rate in rates if size <= rate.most_bytes), rates[-1])
     return message.count * rate.latency_s + message.received_bytes / rate.bps
-
-
-def total_bytes(messages: Iterable[Message]) -> float:
-    """Bytes that the rank receives that receives most."""
-    return sum(message.received_bytes for message in messages)

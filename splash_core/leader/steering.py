@@ -30,8 +30,6 @@ _DEFERRED_LIMIT_S = 30.0
 """A switch that waits this long for pages in use outside is refused with the numbers."""
 _CALENDAR_S = 0.25
 """How often calendars are looked at."""
-_PREFERENCES = ("allowed", "margin", "horizon_steps", "itl_bound_ms", "ttft_bound_ms")
-"""Keys that decide which layout leads: a streak under other values says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +235,7 @@ class Steering:
             if not offer.answer.done():
                 offer.answer.set_result(None)
         before, self._now = self._now, self._policy.at(now)
-        if any(getattr(before.config, key) != getattr(self._now.config, key) for key in _PREFERENCES):
+        if before.config.preferences != self._now.config.preferences:
             self._state = self._state.with_candidate(None)
         if offer is not None or before != self._now:
             self._next_tick = 0.0

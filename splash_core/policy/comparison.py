@@ -14,13 +14,14 @@ from splash_core.cost.model import CostModel
 from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
+from splash_core.policy.config import PolicyConfig
 from splash_core.policy.end_to_end import Pair, batch_time
 from splash_core.policy.paper import OUTPUT_TOKENS, PAPER_SWEEPS, MeasuredPoint, PaperSweeps
 from splash_core.policy.snapshot import LayoutPool
 from splash_core.spec.hardware import GpuSpec
 from splash_core.spec.model import ModelSpec
 
-MARGIN = 0.05
+MARGIN = PolicyConfig().margin
 """The policy's default margin: it would not switch for a smaller lead."""
 HANDOFF_BPS = 45e9
 """One 400 Gb/s port a rank, nine tenths of it: the paper does not say."""

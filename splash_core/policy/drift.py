@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from splash_core.cost.load import Load, Rows
+from splash_core.cost.load import Load
 from splash_core.cost.model import CostModel
 from splash_core.layout.layout import RULES, Layout
 from splash_core.policy.snapshot import Snapshot
@@ -127,11 +127,7 @@ class Forecast:
 
 def forecast(snapshot: Snapshot, model: CostModel) -> Forecast | None:
     """The next step of the sequences that run; None when none of them has a row in it."""
-    items = [
-        Rows(running.step_rows, running.context_tokens, running.owner)
-        for running in snapshot.running
-        if running.step_rows
-    ]
+    items = snapshot.next_rows()
     if not items:
         return None
     load = Load.of(items, num_ranks=snapshot.num_ranks, top_k=model.top_k)

@@ -64,7 +64,7 @@ def ways(
         gain_per_step_s: seconds that a step in the new layout wins.
         steps: steps that the advantage is expected to last.
     """
-    moved = _moved(snapshot, model, look.layout, _owner_tokens(snapshot))
+    moved = _moved(snapshot, model, look.layout, snapshot.owned_tokens())
     overlapped = switch_cost(
         model.profile,
         moved,
@@ -120,13 +120,6 @@ def _moved(snapshot: Snapshot, model: CostModel, layout: Layout, owner_tokens: S
     )
 
 
-def _owner_tokens(snapshot: Snapshot) -> list[int]:
-    owners = [0] * snapshot.num_ranks
-    for running in snapshot.running:
-        owners[running.owner % snapshot.num_ranks] += running.context_tokens
-    return owners
-
-
 def _precopied(
     snapshot: Snapshot, model: CostModel, look: Outlook, moved: SwitchBytes, here_s: float
 ) -> SwitchCost:
@@ -166,7 +159,7 @@ def _no_headroom(snapshot: Snapshot, layout: Layout) -> str:
         return "the present layout's pool is not known"
     borrowed = max(here.total_tokens - there.total_tokens, 0)
     lent = min(max(borrowed - here.free_tokens + there.free_tokens, 0), borrowed)
-    second = missing_tokens(RULES[snapshot.layout], RULES[layout], owner_tokens=_owner_tokens(snapshot))
+    second = missing_tokens(RULES[snapshot.layout], RULES[layout], owner_tokens=snapshot.owned_tokens())
     needed, free = lent + second, min(here.free_tokens, there.free_tokens)
     if needed <= free:
         return ""

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splash_core.cost.load import Rows
 from splash_core.cost.model import CostModel
 from splash_core.cost.step_choice import StepChoice, choose_step
 from splash_core.cost.switch import SwitchCost
@@ -88,11 +87,7 @@ def _steps(
     look = looks.get(layout)
     if look is None:
         return None
-    rows = [
-        Rows(running.step_rows, running.context_tokens, running.owner)
-        for running in snapshot.running
-        if running.step_rows
-    ]
+    rows = snapshot.next_rows()
     # Of prompts that only wait, the first steps are predicted.
     waits = not rows and bool(snapshot.waiting)
     predicted = StepChoice(look.prediction.form, look.prediction.storage)

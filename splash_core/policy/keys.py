@@ -91,6 +91,16 @@ def _layouts(value: object, where: str) -> tuple[Layout, ...]:
 _NOT_NEGATIVE: dict[str, Any] = {"holds": (0.0).__le__, "words": "must not be negative"}
 _MOST_STEPS = 1_000_000_000
 
+
+def _is_a_count(value: Any) -> bool:
+    return 1 <= value <= _MOST_STEPS
+
+
+_A_COUNT: dict[str, Any] = {
+    "holds": _is_a_count,
+    "words": f"must be at least 1 and at most {_MOST_STEPS}",
+}
+
 KEYS: Mapping[str, Key] = {
     key.name: key
     for key in (
@@ -115,15 +125,13 @@ KEYS: Mapping[str, Key] = {
             name="confirm",
             doc="consecutive decisions that must agree",
             form=_count,
-            holds=lambda value: 1 <= value <= _MOST_STEPS,
-            words=f"must be at least 1 and at most {_MOST_STEPS}",
+            **_A_COUNT,
         ),
         Key(
             name="horizon_steps",
             doc="at most so many future steps count as gain; output that grows in them must fit",
             form=_count,
-            holds=lambda value: 1 <= value <= _MOST_STEPS,
-            words=f"must be at least 1 and at most {_MOST_STEPS}",
+            **_A_COUNT,
         ),
         Key(
             name="exposed_ms_per_minute",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from splash_core.cost.load import Rows
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
 
@@ -104,6 +105,21 @@ class Snapshot:
     measured_step_s: float | None = None
     """Median of recent step times in the present layout; recorded beside the prediction."""
     ages: InputAges = InputAges()
+
+    def next_rows(self) -> list[Rows]:
+        """The rows of the next step, of those that run now."""
+        return [
+            Rows(running.step_rows, running.context_tokens, running.owner)
+            for running in self.running
+            if running.step_rows
+        ]
+
+    def owned_tokens(self) -> list[int]:
+        """Cached tokens of the requests that each rank is to own, `[T]`, whatever lies where now."""
+        owners = [0] * self.num_ranks
+        for running in self.running:
+            owners[running.owner % self.num_ranks] += running.context_tokens
+        return owners
 
     @property
     def is_idle(self) -> bool:

@@ -234,9 +234,7 @@ class Station:
             before, snapshot = self._switching
             exposed_s, extra_s = 0.0, 0.0
             if not self.pilot.free_switches:
-                owners = [0] * snapshot.num_ranks
-                for running in snapshot.running:
-                    owners[running.owner % snapshot.num_ranks] += running.context_tokens
+                owners = snapshot.owned_tokens()
                 cost = self._pricing.switch(before, self.machine.layout, owner_tokens=owners, step_s=step_s)
                 exposed_s, extra_s = cost.exposed_s, cost.total_s
                 # Pushes wait for the switch, which goes first on the link.
