@@ -75,7 +75,8 @@ class StreamLane(Lane):
 
     All is enqueued by the step's own thread, in the order of the plan, so that every rank issues the same
     collectives in the same order. A few layers are enqueued ahead of the layer that computes: enough for the
-    streams never to run dry, few enough that a short step does not first pay for enqueuing all of them.
+    streams never to run dry, few enough that a short step does not first pay for enqueuing all of them. The
+    first layers are enqueued one by one: whatever the host enqueues before layer 0, all of the device waits for.
     """
 
     def __init__(self, gpu: Gpu, *, layers_ahead: int = LAYERS_AHEAD) -> None:
@@ -83,7 +84,7 @@ class StreamLane(Lane):
 
         Args:
             gpu: the rank's streams.
-            layers_ahead: layers that are enqueued before the layer that computes; at least 1.
+            layers_ahead: most layers that are enqueued before the layer that computes; at least 1.
         """
         self._gpu = gpu
         self._ahead = max(1, layers_ahead)
@@ -109,11 +110,11 @@ class StreamLane(Lane):
         for track in self._gpu.tracks:
             for done in self._before:
                 track.wait_event(done)
-        self._enqueue(self._ahead)
+        self._enqueue(1)
 
     @override
     def wait_layer(self, layer: int) -> None:
-        self._enqueue(layer + 1 + self._ahead)
+        self._enqueue(layer + 1 + min(self._ahead, layer))
         compute = self._gpu.compute()
         began = self._mark(compute)
         for events in (self._before, *self._done[self._waited : layer + 1]):
