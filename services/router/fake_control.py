@@ -135,10 +135,14 @@ class FakeControl(control_pb2_grpc.ControlServicer):
     async def Pin(
         self, request: control_pb2.PinRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.PinResult:
-        """Remember the pin."""
+        """Go there and stay there, as leaders do."""
         del context
-        self._group.pinned = request.layout
-        return control_pb2.PinResult(group=self._group.group, pinned=request.layout)
+        group = self._group
+        group.pinned = group.policy.pinned = request.layout
+        if request.layout not in ("", group.layout):
+            group.layout = request.layout
+            group.layout_epoch += 1
+        return control_pb2.PinResult(group=group.group, pinned=request.layout)
 
     async def SetPolicy(
         self, request: control_pb2.SetPolicyRequest, context: grpc.aio.ServicerContext

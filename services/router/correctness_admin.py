@@ -1,0 +1,66 @@
+"""The correctness canary's endpoints on the admin port, and how it is put together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.router.correctness_check import Checker
+from services.router.correctness_prompts import PromptBook
+from services.router.correctness_round import Questioner
+from services.router.correctness_watch import CorrectnessWatch
+from services.router.dispatch import Dispatcher
+from services.router.metrics import Metrics
+from services.router.tokenizer import Tokenizer
+
+_DEADLINE_S = 60.0
+"""Of one check, repetition included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectnessAdmin:
+    """The endpoints and what they stand on."""
+
+    watch: CorrectnessWatch
+
+    async def get(self, _: Request) -> Response:
+        """`GET /admin/canary`: every pair's reference, last check and alarm, and the newest drifts."""
+        return JSONResponse(self.watch.to_json())
+
+    async def reset(self, _: Request) -> Response:
+        """`POST /admin/canary/reset`: forget references and alarms; pins stay."""
+        self.watch.reset()
+        return JSONResponse(self.watch.to_json())
+
+
+def correctness_watch(
+    dispatcher: Dispatcher,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    *,
+    every_s: float,
+    clock: Callable[[], float],
+    wall: Callable[[], float],
+    new_id: Callable[[], str],
+) -> CorrectnessWatch:
+    """The canary of a router, not started.
+
+    Args:
+        dispatcher: of users' requests; drains.
+        tokenizer: makes the prompts.
+        metrics: shows what was found.
+        every_s: between two checks of a pair; 0: none.
+        clock: monotonic seconds.
+        wall: seconds since the epoch.
+        new_id: names rounds.
+    """
+    registry = dispatcher.registry
+    checker = Checker(
+        registry=registry,
+        questioner=Questioner(registry=registry, dispatcher=dispatcher, new_id=new_id),
+        book=PromptBook(tokenizer),
+        deadline_s=_DEADLINE_S,
+        wall=wall,
+    )
+    return CorrectnessWatch(registry=registry, checker=checker, metrics=metrics, every_s=every_s, clock=clock)
