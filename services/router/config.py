@@ -78,6 +78,8 @@ class RouterConfig:
     canary_every_s: float = 0.0
     """Seconds between two checks of a pair of groups by the correctness canary; switches bring more. 0: none
     at all."""
+    canary_deadline_s: float = 60.0
+    """Seconds after which such a check is given up."""
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():

@@ -14,9 +14,6 @@ from services.router.dispatch import Dispatcher
 from services.router.metrics import Metrics
 from services.router.tokenizer import Tokenizer
 
-_DEADLINE_S = 60.0
-"""Of one check, repetition included."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectnessAdmin:
@@ -40,6 +37,7 @@ def correctness_watch(
     metrics: Metrics,
     *,
     every_s: float,
+    deadline_s: float,
     clock: Callable[[], float],
     wall: Callable[[], float],
     new_id: Callable[[], str],
@@ -51,6 +49,7 @@ def correctness_watch(
         tokenizer: makes the prompts.
         metrics: shows what was found.
         every_s: between two checks of a pair; 0: none.
+        deadline_s: of a check, repetition included.
         clock: monotonic seconds.
         wall: seconds since the epoch.
         new_id: names rounds.
@@ -60,7 +59,7 @@ def correctness_watch(
         registry=registry,
         questioner=Questioner(registry=registry, dispatcher=dispatcher, new_id=new_id),
         book=PromptBook(tokenizer),
-        deadline_s=_DEADLINE_S,
+        deadline_s=deadline_s,
         wall=wall,
     )
     return CorrectnessWatch(registry=registry, checker=checker, metrics=metrics, every_s=every_s, clock=clock)

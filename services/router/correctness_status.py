@@ -1,6 +1,7 @@
 """What the correctness canary tells of one pair of groups: last check, what it waits for, its alarm."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from splash_core.policy.correctness_notes import Finding, GroupMark, PairMark, PairName, Round
@@ -17,6 +18,8 @@ class PairStatus:
     last: Finding | None = None
     alarm: DriftRecord | None = None
     """The drift that nobody has cleared yet."""
+    held: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Layouts that groups were pinned to since the alarm was raised."""
     obstacle: str = ""
     """Why it is not asked although it is due; empty if it is not due."""
     obstacle_since_s: float = 0.0
@@ -29,14 +32,26 @@ class PairStatus:
         prefill, decode = self.pair
         return {"prefill": prefill, "decode": decode}
 
-    def note(self, finding: Finding) -> None:
-        """Take in what a check has found; as it should be, and no group held any longer: no alarm."""
-        self.checks, self.last = self.checks + 1, finding
-        if self.alarm is not None and not finding.comparison.drifted:
-            now = {mark.group: mark for mark in finding.round.mark.groups}
-            held = [one.remedy for one in self.alarm.treated if one.held]
-            if all(now[remedy.mark.group].pinned != remedy.to for remedy in held):
-                self.alarm = None
+    def settle(self, pins: Mapping[str, str]) -> None:
+        """End the alarm where answers are as they should be again, and nothing is held any longer.
+
+        Args:
+            pins: layouts that groups are pinned to now.
+        """
+        if self.alarm is None or self.last is None or self.last.comparison.drifted:
+            return
+        if all(pins.get(group) != layout for group, layout in self.held.items()):
+            self.end_alarm()
+
+    def end_alarm(self) -> None:
+        """Whoever is responsible has seen it."""
+        self.alarm, self.held = None, {}
+
+    def drifted(self, record: DriftRecord) -> None:
+        """Raise the alarm; what earlier drifts have pinned counts on."""
+        self.drifts, self.alarm = self.drifts + 1, record
+        pinned = {one.remedy.mark.group: one.remedy.to for one in record.treated if one.held}
+        self.held = {**self.held, **pinned}
 
     def to_json(self, reference: Round | None, *, now_s: float) -> dict[str, Any]:
         """For `GET /admin/canary`."""

@@ -77,6 +77,7 @@ class CorrectnessWatch:
     async def look(self) -> None:
         """Make the most urgent check that is due and possible, if there is one."""
         now_s = self.clock()
+        self._settle()
         for pair, mark, due in self._due(now_s):
             status = self._pairs.setdefault(mark.name, PairStatus(mark.name))
             if now_s < status.not_before_s:
@@ -86,6 +87,17 @@ class CorrectnessWatch:
             if obstacle is None:
                 await self._check(pair, mark, due)
                 return
+
+    def _settle(self) -> None:
+        """End alarms that are over."""
+        pins = {
+            record.label: record.state.policy.pinned
+            for record in self.registry.records()
+            if record.state is not None
+        }
+        for status in self._pairs.values():
+            status.settle(pins)
+            self._show(status)
 
     def _due(self, now_s: float) -> list[tuple[Pair, PairMark, Due]]:
         """What is to be asked, the most urgent first."""
@@ -119,7 +131,7 @@ class CorrectnessWatch:
         if finding.verdict is Verdict.DRIFT:
             await self._drifted(pair, finding, status)
         self._notes = notes.after(finding, now_s=self._ended_s)
-        status.note(finding)
+        status.checks, status.last = status.checks + 1, finding
         self._tell(finding, status)
 
     async def _drifted(self, pair: Pair, finding: Finding, status: PairStatus) -> None:
@@ -129,7 +141,7 @@ class CorrectnessWatch:
             [await self._treat(one, addresses[one.mark.group]) for one in self._notes.remedies(finding)]
         )
         record = DriftRecord(finding=finding, treated=treated)
-        status.drifts, status.alarm = status.drifts + 1, record
+        status.drifted(record)
         self._records.append(record)
         self._count("drifts_total", status)
         held = [one.reason for one in treated]
@@ -181,7 +193,8 @@ class CorrectnessWatch:
         """Forget references and alarms: the next answers are the new references."""
         self._notes = CanaryNotes()
         for status in self._pairs.values():
-            status.alarm, status.not_before_s = None, 0.0
+            status.end_alarm()
+            status.not_before_s = 0.0
             self._show(status)
         _LOG.info("correctness canary reset")
 

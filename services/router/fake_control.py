@@ -42,6 +42,7 @@ class FakeGroup:
     kv_tokens_projected: int = 0
     incarnation: str = "1"
     abi: common_pb2.KvAbi = field(default_factory=lambda: common_pb2.KvAbi(version="1", dtype="fp32"))
+    waiting: int = 0
     step_age_s: float = 0.0
     refused: frozenset[str] = frozenset({"CP"})
     """Layouts that a switch to is refused."""
@@ -102,6 +103,7 @@ class FakeControl(control_pb2_grpc.ControlServicer):
             incarnation=group.incarnation,
             ranks=2,
             running=running,
+            waiting=group.waiting,
             kv_tokens_total=group.kv_tokens_total,
             kv_tokens_projected=group.kv_tokens_projected,
             step_age_s=group.step_age_s,

@@ -104,6 +104,7 @@ def build(config: RouterConfig) -> Router:
         tokenizer,
         metrics,
         every_s=config.canary_every_s,
+        deadline_s=config.canary_deadline_s,
         clock=sources.monotonic,
         wall=sources.wall,
         new_id=sources.new_id,
