@@ -244,6 +244,7 @@ def cluster_entry(record: GroupRecord) -> dict[str, Any]:
         "cause": record.trouble,
         "layout": state.layout,
         "layout_epoch": state.layout_epoch,
+        "pinned": state.policy.pinned or None,
         "incarnation": state.incarnation,
         "ranks": state.ranks,
         "steps": state.steps,

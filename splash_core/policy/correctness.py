@@ -34,8 +34,8 @@ class Tolerance:
 
 
 TOLERANCES: Mapping[str, Tolerance] = {
-    "fp64": Tolerance(largest=1e-5, mean=1e-6),
-    "fp32": Tolerance(largest=5e-3, mean=5e-4),
+    "fp64": Tolerance(largest=1e-6, mean=1e-7),
+    "fp32": Tolerance(largest=1e-3, mean=1e-4),
     "bf16": Tolerance(largest=1.0, mean=0.1),
 }
 """By element type. In bf16 a router's tie may send a row to another expert, so that one token is far off."""

@@ -1,6 +1,7 @@
 """The correctness canary in a router over scripted groups, of which one layout can be made wrong."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.cli import main
 from services.router.correctness_prompts import fixed_prompts
 from services.router.tokenizer import Tokenizer
 from tests.support.scripted_router import SPECIAL, RunningRouter, running_router, write_tokenizer
@@ -116,6 +118,36 @@ def test_a_layout_that_is_wrong_is_left_within_one_check_and_nobody_is_disturbed
         assert not [answer for answer in wrong if "error" in answer]
         assert answers[0] == answers[-1] == later[0]
         until(lambda: router.backend.counts.held == 0)
+
+
+def splash(monkeypatch: pytest.MonkeyPatch, router: RunningRouter, *arguments: str) -> int:
+    monkeypatch.setenv("SPLASH_ADMIN", router.admin_url)
+    monkeypatch.setattr("sys.argv", ["splash", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_the_command_tells_of_alarms_and_resets_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with watched(folder) as router:
+        assert splash(monkeypatch, router, "canary", "get") == 0
+        assert "reference: prefill-0 in TP (epoch 0), decode-0 in DP (epoch 0)" in capsys.readouterr().out
+        router.backend.faults.wrong_layouts = frozenset({"TP"})
+        set_layout(router, "TP")
+        until(lambda: pair_of(router)["last"]["verdict"] == "SAME" and pair_of(router)["alarm"])
+        assert splash(monkeypatch, router, "layout", "get") == 0
+        assert ", pinned to DP\n         canary: answers have changed" in capsys.readouterr().out
+        assert splash(monkeypatch, router, "canary", "get") == 1
+        shown = capsys.readouterr().out
+        assert "ALARM: answers have changed (prefill-0 in TP, decode-0 in TP): prompt 0 has token" in shown
+        assert "from DP to TP; switched back and held" in shown
+        assert splash(monkeypatch, router, "canary", "get", "--json") == 1
+        assert json.loads(capsys.readouterr().out)["alarms"] == 1
+        assert splash(monkeypatch, router, "canary", "reset") == 0
+        assert splash(monkeypatch, router, "canary", "get") == 0
+        assert router.backend.decode.pinned == "DP"
 
 
 def test_an_alarm_tells_what_was_found_and_done_and_ends_with_the_pin(folder: Path) -> None:
