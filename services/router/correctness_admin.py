@@ -1,16 +1,17 @@
 """The correctness canary's endpoints on the admin port, and how it is put together."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from services.router.config import RouterConfig
 from services.router.correctness_check import Checker
 from services.router.correctness_prompts import PromptBook
 from services.router.correctness_round import Questioner
 from services.router.correctness_watch import CorrectnessWatch
 from services.router.dispatch import Dispatcher
+from services.router.gateway import Sources
 from services.router.metrics import Metrics
 from services.router.tokenizer import Tokenizer
 
@@ -32,34 +33,34 @@ class CorrectnessAdmin:
 
 
 def correctness_watch(
+    config: RouterConfig,
+    *,
     dispatcher: Dispatcher,
     tokenizer: Tokenizer,
     metrics: Metrics,
-    *,
-    every_s: float,
-    deadline_s: float,
-    clock: Callable[[], float],
-    wall: Callable[[], float],
-    new_id: Callable[[], str],
+    sources: Sources,
 ) -> CorrectnessWatch:
     """The canary of a router, not started.
 
     Args:
+        config: of the router.
         dispatcher: of users' requests; drains.
         tokenizer: makes the prompts.
         metrics: shows what was found.
-        every_s: between two checks of a pair; 0: none.
-        deadline_s: of a check, repetition included.
-        clock: monotonic seconds.
-        wall: seconds since the epoch.
-        new_id: names rounds.
+        sources: clocks, and names of rounds.
     """
     registry = dispatcher.registry
     checker = Checker(
         registry=registry,
-        questioner=Questioner(registry=registry, dispatcher=dispatcher, new_id=new_id),
+        questioner=Questioner(registry=registry, dispatcher=dispatcher, new_id=sources.new_id),
         book=PromptBook(tokenizer),
-        deadline_s=deadline_s,
-        wall=wall,
+        deadline_s=config.canary_deadline_s,
+        wall=sources.wall,
     )
-    return CorrectnessWatch(registry=registry, checker=checker, metrics=metrics, every_s=every_s, clock=clock)
+    return CorrectnessWatch(
+        registry=registry,
+        checker=checker,
+        metrics=metrics,
+        every_s=config.canary_every_s,
+        clock=sources.monotonic,
+    )

@@ -178,7 +178,7 @@ class CorrectnessWatch:
         self.metrics.show(f"{_PREFIX}_alarm", status.alarm is not None, **status.labels)
 
     def _count(self, name: str, status: PairStatus) -> None:
-        self.metrics.count(f"{_PREFIX}_{name}", **status.labels)
+        self.metrics.count(f"{_PREFIX}_{name}", 1, **status.labels)
 
     def _obstruct(self, status: PairStatus, obstacle: str) -> None:
         """Note why a check that is due is not made; told once for as long as there is a reason."""

@@ -100,14 +100,7 @@ def build(config: RouterConfig) -> Router:
     )
     policy = PolicyService(config.policy, registry, metrics)
     correctness = correctness_watch(
-        dispatcher,
-        tokenizer,
-        metrics,
-        every_s=config.canary_every_s,
-        deadline_s=config.canary_deadline_s,
-        clock=sources.monotonic,
-        wall=sources.wall,
-        new_id=sources.new_id,
+        config, dispatcher=dispatcher, tokenizer=tokenizer, metrics=metrics, sources=sources
     )
     admin = Admin(
         config=config,
