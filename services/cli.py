@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "model": "Fetch demo weights, or make a tiny random checkpoint.",
     "layout": "See and steer layouts.",
     "policy": "See, check, set and compare the layout policy of a deployment.",
+    "canary": "Whether fixed prompts are still answered as at first.",
     "plan": "What a model needs and which layouts fit, without weights or GPU.",
     "calibrate": "Measure what predicts step times on a group's devices, as a profile.",
     "simulate": "A workload under the policy, fixed layouts and an oracle, without GPU.",

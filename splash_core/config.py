@@ -35,6 +35,10 @@ S = TypeVar("S")
 LAYOUTS = ("TP", "CP", "DP", "DOP", "DOP-P")
 STANDARD_LAYOUTS = ("TP", "CP", "DP", "DOP")
 """Names of `layout.layout.Layout`, which stands above settings, and of those that are offered by default."""
+_CANARY = (
+    "Time between two checks that fixed prompts are still answered as at first, which are also made after "
+    "each switch; where they are not, the switch is undone and its group pinned. 0: none."
+)
 _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 
 
@@ -190,6 +194,7 @@ class UpSettings(WorkerSettings):
     registry: str = setting(
         "memory", "Where workers are registered.", choices=("memory",), planned=_REGISTRIES
     )
+    canary_every_s: float = setting(600.0, _CANARY, unit="s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +216,7 @@ class RouterSettings(ModelSettings):
         "First version of all groups' layout policy: off, auto, or a file that is watched for changes; "
         "default: groups keep their own until one is put through the admin port.",
     )
+    canary_every_s: float = setting(600.0, _CANARY, unit="s")
     drain_timeout_s: float = setting(30.0, "Longest time to finish running requests at exit.", unit="s")
     parent_pid: int = setting(0, "Process that this one must not outlive; 0: none.", hidden=True)
 

@@ -108,6 +108,7 @@ def bench_settings(model: Path, *, policy: str, layouts: Sequence[str] = FIXED) 
         port=0,
         admin_port=0,
         kv_bytes=_KV_BYTES,
+        canary_every_s=0.0,
     )
 
 

@@ -89,6 +89,7 @@ class SharedLinkStack:
             decode=self._listen("decode-0"),
             port=self._port,
             admin_port=self._admin_port,
+            canary_every_s=0.0,
             run_dir=str(self._folder),
         )
         self._start_child("router", ["router", *as_flags(router)], module="services")

@@ -71,6 +71,7 @@ def demo_settings(model: Path, transport: str) -> UpSettings:
         prefill_layout=PREFILL.start,
         decode_layout=DECODE.start,
         policy="off",
+        canary_every_s=0.0,
         port=0,
         admin_port=0,
         page_size=PAGE_SIZE,

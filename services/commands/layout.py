@@ -71,12 +71,17 @@ def get(admin: Admin = None, admin_key_file: KeyFile = None, json: Json = False)
     with connect(admin, admin_key_file) as client:
         layouts = client.get("/admin/layouts")
         cluster = client.get("/admin/cluster")
-    lines = [
+    lines = [_group_text(group) for group in cluster["groups"]]
+    emit({"groups": cluster["groups"], "layouts": layouts}, as_json=json, text="\n".join(lines))
+
+
+def _group_text(group: Mapping[str, Any]) -> str:
+    text = (
         f"{group['phase']:8} {group['group']:12} {group['layout']:5} "
         f"epoch {group['layout_epoch']}  {group['state']}"
-        for group in cluster["groups"]
-    ]
-    emit({"groups": cluster["groups"], "layouts": layouts}, as_json=json, text="\n".join(lines))
+    )
+    text += f", pinned to {group['pinned']}" if group.get("pinned") else ""
+    return f"{text}\n         canary: {group['canary_alarm']}" if group.get("canary_alarm") else text
 
 
 @app.command("set")

@@ -125,6 +125,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             stream = self._leader.open_stream(seq)
             event = await _prefilled(stream, handoff)
             prefilled = time.monotonic()
+            if event.first_token is not None:
+                self._leader.note_first_token((stream.first_event_at or prefilled) - began)
             if handoff is not None:
                 await _hand_over(handoff, event, num_tokens=len(request.prompt))
             started = stream.first_step_at or began

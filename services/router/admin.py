@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from services.router.audits import audit_report
 from services.router.config import RouterConfig
+from services.router.correctness_admin import CorrectnessAdmin
 from services.router.dispatch import Dispatcher
 from services.router.errors import error_response
 from services.router.gateway import unknown_url
@@ -52,6 +53,7 @@ class Admin:
     registry: Registry
     dispatcher: Dispatcher
     policy: PolicyAdmin
+    correctness: CorrectnessAdmin
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -61,6 +63,7 @@ class Admin:
             "/admin/decisions": self.decisions,
             "/admin/decisions/bundle": self.bundle,
             "/admin/audit": self.audit,
+            "/admin/canary": self.correctness.get,
             "/admin/policy": self.policy.get,
             "/admin/policy/versions": self.policy.versions,
             "/admin/policy/versions/{number}": self.policy.version,
@@ -74,6 +77,7 @@ class Admin:
             "/admin/layout/pin": self.pin,
             "/admin/layout/unpin": self.unpin,
             "/admin/policy/rollback": self.policy.rollback,
+            "/admin/canary/reset": self.correctness.reset,
             "/admin/drain": self.drain,
         }
         routes = [Route(path, self._guarded(handler, _ASKED.get(path, ()))) for path, handler in get.items()]
@@ -85,7 +89,15 @@ class Admin:
 
     async def cluster(self, _: Request) -> Response:
         """`GET /admin/cluster`: every group's newest state."""
-        return JSONResponse({"groups": [cluster_entry(record) for record in self.registry.records()]})
+        alarm_of = self.correctness.watch.alarm_of
+        return JSONResponse(
+            {
+                "groups": [
+                    cluster_entry(record) | {"canary_alarm": alarm_of(record.label)}
+                    for record in self.registry.records()
+                ]
+            }
+        )
 
     async def layouts(self, _: Request) -> Response:
         """`GET /admin/layouts`: which layouts each group can take, or why not."""
@@ -98,7 +110,7 @@ class Admin:
         workers = [self.registry.workers[record.address] for record in records]
         answers = await asyncio.gather(*(worker.decisions(last=last) for worker in workers))
         found = [json.loads(text) for answer in answers for text in answer.records]
-        found += self.policy.service.canary.records(phase)
+        found += self.policy.service.canary.records(phase) + self.correctness.watch.decisions(phase)
         found.sort(key=lambda record: record.get("time", 0))
         return JSONResponse(found[-last:])
 
@@ -232,6 +244,7 @@ def cluster_entry(record: GroupRecord) -> dict[str, Any]:
         "cause": record.trouble,
         "layout": state.layout,
         "layout_epoch": state.layout_epoch,
+        "pinned": state.policy.pinned or None,
         "incarnation": state.incarnation,
         "ranks": state.ranks,
         "steps": state.steps,

@@ -23,6 +23,8 @@ from splash_core.pb import (
 )
 from splash_core.rpc.errors import abort
 
+_RIGHT_TOKENS, _WRONG_BY = 3, 0.25
+
 Script = Callable[[Sequence[int], common_pb2.Sampling], Sequence[int]]
 """The tokens that a prompt is answered with, at least `max_tokens` of them or ending with a stop token."""
 
@@ -40,6 +42,10 @@ class Faults:
     token_delay_s: float = 0.0
     hold_prefill: asyncio.Event | None = None
     """If set, prefill waits for it."""
+    wrong_layouts: frozenset[str] = frozenset()
+    """Of decode: there log-probabilities are too low, and from the fourth token on all tokens are others."""
+    wrong_answers: int = 0
+    """So many answers are like that in any layout."""
 
 
 class FakeBackend:
@@ -151,11 +157,22 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
             backend.counts.decodes_running -= 1
             del backend.handoffs[lease]
 
+    def _wrong(self) -> bool:
+        """Whether an answer that begins now is to be wrong."""
+        faults = self._backend.faults
+        if self._group.layout in faults.wrong_layouts:
+            return True
+        faults.wrong_answers -= (some := faults.wrong_answers > 0)
+        return some
+
     async def _answer(
         self, request: decode_pb2.DecodeRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[decode_pb2.DecodeEvent, None]:
         backend, sampling = self._backend, request.sampling
-        script = backend.script(request.prompt, sampling)[: sampling.max_tokens]
+        script = list(backend.script(request.prompt, sampling)[: sampling.max_tokens])
+        wrong = self._wrong()
+        if wrong:
+            script[_RIGHT_TOKENS:] = [(token + 1) % backend.vocab for token in script[_RIGHT_TOKENS:]]
         for position, token in enumerate(script):
             if position == backend.faults.break_after:
                 await abort(context, Unavailable("the decode group has died"))
@@ -170,5 +187,6 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
             if sampling.HasField("logprobs"):
                 place = len(request.prompt) + position
                 scores = [backend.logprobs(request.prompt, place, token, sampling.logprobs)]
+                scores[0].logprob -= _WRONG_BY if wrong else 0.0
             yield decode_pb2.DecodeEvent(tokens=decode_pb2.DecodedTokens(tokens=[token], logprobs=scores))
         yield decode_pb2.DecodeEvent(finished=decode_pb2.DecodeFinished(reason="length"))

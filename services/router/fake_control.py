@@ -42,6 +42,7 @@ class FakeGroup:
     kv_tokens_projected: int = 0
     incarnation: str = "1"
     abi: common_pb2.KvAbi = field(default_factory=lambda: common_pb2.KvAbi(version="1", dtype="fp32"))
+    waiting: int = 0
     step_age_s: float = 0.0
     refused: frozenset[str] = frozenset({"CP"})
     """Layouts that a switch to is refused."""
@@ -102,6 +103,7 @@ class FakeControl(control_pb2_grpc.ControlServicer):
             incarnation=group.incarnation,
             ranks=2,
             running=running,
+            waiting=group.waiting,
             kv_tokens_total=group.kv_tokens_total,
             kv_tokens_projected=group.kv_tokens_projected,
             step_age_s=group.step_age_s,
@@ -135,10 +137,14 @@ class FakeControl(control_pb2_grpc.ControlServicer):
     async def Pin(
         self, request: control_pb2.PinRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.PinResult:
-        """Remember the pin."""
+        """Go there and stay there, as leaders do."""
         del context
-        self._group.pinned = request.layout
-        return control_pb2.PinResult(group=self._group.group, pinned=request.layout)
+        group = self._group
+        group.pinned = group.policy.pinned = request.layout
+        if request.layout not in ("", group.layout):
+            group.layout = request.layout
+            group.layout_epoch += 1
+        return control_pb2.PinResult(group=group.group, pinned=request.layout)
 
     async def SetPolicy(
         self, request: control_pb2.SetPolicyRequest, context: grpc.aio.ServicerContext

@@ -19,6 +19,8 @@ from starlette.applications import Starlette
 from services.listening import listen
 from services.router.admin import Admin
 from services.router.config import RouterConfig
+from services.router.correctness_admin import CorrectnessAdmin, correctness_watch
+from services.router.correctness_watch import CorrectnessWatch
 from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.gateway import Gateway, Sources
 from services.router.generation import Generator
@@ -50,16 +52,19 @@ class Router:
     registry: Registry
     dispatcher: Dispatcher
     policy: PolicyService
+    correctness: CorrectnessWatch
     gateway: Starlette
     admin: Starlette
 
     async def start(self) -> None:
-        """Ask the groups for their state, and give them the policy."""
+        """Ask the groups for their state, give them the policy, and watch their answers."""
         await self.registry.start()
         await self.policy.start()
+        await self.correctness.start()
 
     async def stop(self) -> None:
         """Leave the groups alone."""
+        await self.correctness.stop()
         await self.policy.stop()
         await self.registry.stop()
 
@@ -94,11 +99,21 @@ def build(config: RouterConfig) -> Router:
         sources=sources,
     )
     policy = PolicyService(config.policy, registry, metrics)
-    admin = Admin(config=config, registry=registry, dispatcher=dispatcher, policy=PolicyAdmin(service=policy))
+    correctness = correctness_watch(
+        config, dispatcher=dispatcher, tokenizer=tokenizer, metrics=metrics, sources=sources
+    )
+    admin = Admin(
+        config=config,
+        registry=registry,
+        dispatcher=dispatcher,
+        policy=PolicyAdmin(service=policy),
+        correctness=CorrectnessAdmin(watch=correctness),
+    )
     return Router(
         registry=registry,
         dispatcher=dispatcher,
         policy=policy,
+        correctness=correctness,
         gateway=gateway.app(),
         admin=admin.app(),
     )

@@ -3,6 +3,7 @@
 Invariant: every metric's name, unit and meaning stand in one table here.
 """
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,18 @@ _TRAFFIC: Mapping[str, tuple[str, str]] = {
     "moving_seconds_total": ("counter", "Time from the first byte of a move to its end."),
 }
 """By the names of `splash_core.transport.counters.Count`."""
+
+_CORRECTNESS: Mapping[str, tuple[str, str]] = {
+    "checks_total": ("counter", "Checks of a pair of groups that have come to an end."),
+    "drifts_total": ("counter", "Checks that found other answers than the reference, twice in a row."),
+    "odd_total": ("counter", "Checks that found other answers once and not again."),
+    "skipped_total": ("counter", "Checks that had to wait or were given up."),
+    "gave_up_total": ("counter", "Checks that were given up."),
+    "last_delta": ("gauge", "Largest difference of log-probabilities in the newest check."),
+    "last_check_timestamp_seconds": ("gauge", "When that was, since the epoch."),
+    "alarm": ("gauge", "1 from a drift until answers are as before and nothing is held, or a reset."),
+}
+"""Of the correctness canary, by pair of groups."""
 
 _HELP: Mapping[str, tuple[str, str]] = {
     "splash_requests_total": ("counter", "Requests answered, by endpoint and HTTP status."),
@@ -48,6 +61,7 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "splash_group_policy_version": ("gauge", "Version of the policy that a group decides by; 0: its own."),
     "splash_policy_version": ("gauge", "Active version of the policy."),
     "splash_policy_rejected_total": ("counter", "Edits of the policy that were not valid, by source."),
+    **{f"splash_correctness_canary_{name}": entry for name, entry in _CORRECTNESS.items()},
     **{f"splash_traffic_{name}": entry for name, entry in _TRAFFIC.items()},
 }
 
@@ -85,20 +99,20 @@ class Metrics:
         self.ttft = Histogram("splash_ttft_seconds")
         self.itl = Histogram("splash_itl_seconds")
         self._counters: Counter[tuple[str, Labels]] = Counter()
-        self._shown: dict[str, float] = {}
+        self._shown: dict[tuple[str, Labels], float] = {}
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Add to a counter."""
         self._counters[(name, tuple(sorted(labels.items())))] += amount
 
-    def show(self, name: str, value: float) -> None:
-        """Set a gauge without labels."""
-        self._shown[name] = value
+    def show(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._shown[(name, tuple(sorted(labels.items())))] = value
 
     def render(self, gauges: Iterable[Sample]) -> str:
         """The whole page; `gauges` are values of the moment."""
         samples = [(name, labels, float(value)) for (name, labels), value in self._counters.items()]
-        samples += [(name, (), value) for name, value in self._shown.items()]
+        samples += [(name, labels, value) for (name, labels), value in self._shown.items()]
         samples += [*self.ttft.samples(), *self.itl.samples(), *gauges]
         lines: list[str] = []
         for name, (kind, text) in _HELP.items():
@@ -117,8 +131,14 @@ def _family(name: str) -> str:
 def _line(sample: Sample) -> str:
     name, labels, value = sample
     shown = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
-    number = repr(value) if value != int(value) else str(int(value))
+    number = _number(value)
     return f"{name}{{{shown}}} {number}" if shown else f"{name} {number}"
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'+' if value > 0 else '-'}Inf"
+    return repr(value) if value != int(value) else str(int(value))
 
 
 def _escape(text: str) -> str:

@@ -66,6 +66,18 @@ def place(
     )
 
 
+def covering(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Few of the pairs in which each of their groups takes part, in a fixed order."""
+    left = sorted(pairs, key=lambda pair: (pair.prefill.group, pair.decode.group))
+    missing = {group for pair in left for group in _addresses(pair)}
+    chosen: list[Pair] = []
+    while missing:
+        best = max(left, key=lambda pair: len(missing & _addresses(pair)))
+        chosen.append(best)
+        missing -= _addresses(best)
+    return tuple(chosen)
+
+
 def choose_decode(
     loads: Sequence[GroupLoad], demand: Demand, *, rotation: int, overcommit: float = 1.0
 ) -> GroupLoad | NoRoom:
@@ -104,6 +116,10 @@ def place_scoring(prefills: Sequence[GroupLoad], *, rotation: int) -> Placement:
     return Placement(
         prefill=prefill.address, decode=None, max_model_len=prefill.limits.max_model_len, reason=reason
     )
+
+
+def _addresses(pair: Pair) -> set[str]:
+    return {pair.prefill.address, pair.decode.address}
 
 
 def _pending(load: GroupLoad) -> tuple[float, int]:

@@ -189,6 +189,10 @@ class GroupLeader:
         """What its steps have amounted to."""
         return self._pace.totals
 
+    def note_first_token(self, ttft_s: float) -> None:
+        """A prompt has got its first token so long after it had come."""
+        self._pace.first_token(ttft_s)
+
     @property
     def step_age_s(self) -> float:
         """How long the oldest step under way runs; 0 when idle."""

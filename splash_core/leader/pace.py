@@ -23,7 +23,7 @@ class StepPace:
         self._by_shape: OrderedDict[Shape, deque[float]] = OrderedDict()
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self.totals = StepTotals()
-        """Of all steps; those with a manifest are in here too."""
+        """Of all steps, those with a manifest too, and of all prompts."""
 
     @staticmethod
     def shape(plan: StepPlan) -> Shape:
@@ -42,6 +42,10 @@ class StepPace:
         self._by_shape.move_to_end(shape)
         if len(self._by_shape) > _SHAPES:
             self._by_shape.popitem(last=False)
+
+    def first_token(self, ttft_s: float) -> None:
+        """Enter the time of a prompt from its arrival to its first token."""
+        self.totals = self.totals.with_prompt(ttft_s=ttft_s)
 
     def forget(self) -> None:
         """After a switch: times of the layout before say nothing about this one."""

@@ -124,18 +124,22 @@ class PolicyState(_message.Message):
     def __init__(self, version: _Optional[int] = ..., digest: _Optional[str] = ..., trying: _Optional[bool] = ..., pinned: _Optional[str] = ...) -> None: ...
 
 class StepTotals(_message.Message):
-    __slots__ = ("steps", "rows", "sequences", "step_s", "sequence_s")
+    __slots__ = ("steps", "rows", "sequences", "step_s", "sequence_s", "prompts", "ttft_s")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
     steps: int
     rows: int
     sequences: int
     step_s: float
     sequence_s: float
-    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., sequences: _Optional[int] = ..., step_s: _Optional[float] = ..., sequence_s: _Optional[float] = ...) -> None: ...
+    prompts: int
+    ttft_s: float
+    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., sequences: _Optional[int] = ..., step_s: _Optional[float] = ..., sequence_s: _Optional[float] = ..., prompts: _Optional[int] = ..., ttft_s: _Optional[float] = ...) -> None: ...
 
 class SetLayoutRequest(_message.Message):
     __slots__ = ("layout", "mode", "hold_s")

@@ -84,8 +84,10 @@ def advance(state: CanaryState, trial: Trial, moment: Moment) -> CanaryState | C
     return _measure(state, trial, moment, seen)
 
 
-def _begin(trial: Trial, moment: Moment, seen: Seen) -> CanaryState:
+def _begin(trial: Trial, moment: Moment, seen: Seen) -> CanaryState | CanaryRecord:
     """The group is there: try at once beside others of its phase, or watch it first."""
+    if reason := trial.unmeasured(seen.phase):
+        return _end(CanaryState(phase=seen.phase), trial, moment, reason)
     peers = _peers(trial, moment, seen.phase)
     stage = Stage.TRYING if peers else Stage.WATCHING
     marks = {trial.group: replace(seen, trying=False), **peers}
@@ -112,16 +114,17 @@ def _measure(
     if passed_s < trial.period_s:
         return state
     own = StepTotals() if seen is None else seen.totals.since(state.marks[trial.group].totals)
-    if state.stage is Stage.WATCHING and seen is not None and own.steps >= trial.min_steps:
+    if state.stage is Stage.WATCHING and seen is not None and own.samples(trial.metric) >= trial.min_steps:
         tried = {trial.group: replace(seen, trying=False)}
         return replace(state, stage=Stage.TRYING, since_s=moment.time_s, marks=tried, before=own)
     other, against = _reference(state, trial, moment)
-    if min(own.steps, other.steps) < trial.min_steps:
+    here, there = own.samples(trial.metric), other.samples(trial.metric)
+    if min(here, there) < trial.min_steps:
         if passed_s <= _PATIENCE * trial.period_s:
             return state
-        steps = f"{own.steps} here" if state.trying else f"{own.steps} before the trial"
-        steps += f", {other.steps} {against}" if state.trying else ""
-        reason = f"too few steps to compare: {steps}; {trial.min_steps} are required"
+        what = "prompts" if trial.metric.of_prompts else "steps"
+        counted = f"{here} here, {there} {against}" if state.trying else f"{here} before the trial"
+        reason = f"too few {what} to compare: {counted}; {trial.min_steps} are required"
         return _end(state, trial, moment, reason)
     comparison = Comparison.of(trial, own, other, against=against)
     return _record(state, trial, moment, comparison, comparison.verdict, comparison.reason)

@@ -12,7 +12,7 @@ from splash_core.policy.snapshot import Phase
 from splash_core.policy.step_totals import StepTotals
 from splash_core.policy.trial import Metric, Trial
 
-_LESS_IS_BETTER = frozenset({Metric.STEP_MS, Metric.ITL_MS})
+_LESS_IS_BETTER = frozenset({Metric.STEP_MS, Metric.ITL_MS, Metric.TTFT_MS})
 
 
 class CanaryVerdict(StrEnum):
@@ -36,6 +36,8 @@ class Comparison:
     """Whose the reference is: `by decode-0`, `by itself before`."""
     steps: tuple[int, int]
     """Steps of either side."""
+    prompts: tuple[int, int]
+    """Prompts of either side that got their first token; none in decode."""
     tolerance: float
 
     @staticmethod
@@ -47,6 +49,7 @@ class Comparison:
             reference=other.measured(trial.metric),
             against=against,
             steps=(own.steps, other.steps),
+            prompts=(own.prompts, other.prompts),
             tolerance=trial.tolerance,
         )
 
@@ -83,6 +86,7 @@ class Comparison:
             "reference": self.reference,
             "against": self.against,
             "steps": list(self.steps),
+            "prompts": list(self.prompts),
             "change": self.change,
             "tolerance": self.tolerance,
         }

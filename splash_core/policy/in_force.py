@@ -64,4 +64,7 @@ def why_not(document: PolicyDocument, *, phase: Phase, group: str, offered: Coll
         layouts = cast("tuple[Layout, ...]", allowed)
         if not set(layouts) & set(offered):
             return f"allowed: {group} offers none of {', '.join(layouts)}; it offers {', '.join(offered)}"
+    trial = document.trial
+    if trial is not None and trial.group == group and (reason := trial.unmeasured(phase)):
+        return f"canary.metric: {reason}"
     return ""

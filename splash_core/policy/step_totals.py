@@ -1,4 +1,4 @@
-"""What a group's steps have amounted to since its start, so that any two moments can be compared.
+"""What a group's steps and prompts have amounted to since its start, so that any two moments can be compared.
 
 Invariant: totals only grow within a life of the group.
 """
@@ -21,6 +21,10 @@ class StepTotals:
     """Time of steps on their slowest rank."""
     sequence_s: float = 0.0
     """The same, counted once for each sequence of a step."""
+    prompts: int = 0
+    """Prompts whose first token was drawn here."""
+    ttft_s: float = 0.0
+    """From their arrival in this group's queue to that token."""
 
     def with_step(self, *, rows: int, sequences: int, step_s: float) -> "StepTotals":
         """After one more step."""
@@ -28,6 +32,14 @@ class StepTotals:
             steps=1, rows=rows, sequences=sequences, step_s=step_s, sequence_s=step_s * sequences
         )
         return self.plus(step)
+
+    def with_prompt(self, *, ttft_s: float) -> "StepTotals":
+        """After one more prompt has got its first token."""
+        return self.plus(StepTotals(prompts=1, ttft_s=ttft_s))
+
+    def samples(self, metric: Metric) -> int:
+        """What the metric is a mean over: steps, or prompts."""
+        return self.prompts if metric.of_prompts else self.steps
 
     def plus(self, other: "StepTotals") -> "StepTotals":
         """Of two groups, or periods, together."""
@@ -47,5 +59,6 @@ class StepTotals:
             Metric.TOKENS_PER_S: (float(self.rows), self.step_s),
             Metric.STEP_MS: (self.step_s * 1e3, float(self.steps)),
             Metric.ITL_MS: (self.sequence_s * 1e3, float(self.sequences)),
+            Metric.TTFT_MS: (self.ttft_s * 1e3, float(self.prompts)),
         }[metric]
         return over / under if under > 0 else None

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from splash_core.errors import ConfigError
 from splash_core.policy.keys import Values, plain, read_values
+from splash_core.policy.snapshot import Phase
 
 CANARY, TRY = "canary", "try"
 _PERIOD_S, _TOLERANCE, _MIN_STEPS = 600.0, 0.02, 100
@@ -33,6 +34,13 @@ class Metric(StrEnum):
     """Mean time of a step; less is better."""
     ITL_MS = "itl_ms"
     """Mean time of a step as the sequences in it see it: between two tokens of one; less is better."""
+    TTFT_MS = "ttft_ms"
+    """Mean time from a prompt's arrival in a prefill group to its first token; less is better."""
+
+    @property
+    def of_prompts(self) -> bool:
+        """Whether it is a mean over prompts, not over steps: then only prefill groups have it."""
+        return self is Metric.TTFT_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +56,15 @@ class Trial:
     tolerance: float = _TOLERANCE
     """Worse than what it is compared with by more than this part: rolled back."""
     min_steps: int = _MIN_STEPS
-    """Steps that each side must have made; a period goes on until then, at most to four times its length."""
+    """Steps, or prompts where the metric is theirs, that each side must have made; a period goes on until
+    then, at most to four times its length."""
+
+    def unmeasured(self, phase: Phase) -> str:
+        """Why groups of a phase cannot be judged by the metric, or an empty text."""
+        if self.metric.of_prompts and phase is not Phase.PREFILL:
+            why = f"{phase} groups draw no first token, so {self.group} has no {self.metric}"
+            return f"{why}; give another metric"
+        return ""
 
     def to_plain(self) -> dict[str, Any]:
         """As a document writes it."""

@@ -90,6 +90,28 @@ def test_a_group_tells_what_its_links_have_carried(groups: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_prefill_counts_first_tokens_and_decode_has_none(groups: Path) -> None:
+    async def scenario() -> None:
+        async with fake_router(groups) as router:
+            before = (await router.prefill_control.GetState(control_pb2.StateRequest())).totals
+            began = time.monotonic()
+            for index in range(5):
+                await router.generate(f"first{index}", _prompt(index), greedy(3))
+            took_s = time.monotonic() - began
+            # One that only scores its prompt has no first token.
+            scored = prefill_pb2.PrefillRequest(
+                request_id="scored", prompt=_prompt(9), sampling=greedy(0, prompt_logprobs=1)
+            )
+            await router.prefill.Run(scored)
+            after = (await router.prefill_control.GetState(control_pb2.StateRequest())).totals
+            assert after.prompts - before.prompts == 5
+            assert 0 < after.ttft_s - before.ttft_s < took_s
+            decode = (await router.decode_control.GetState(control_pb2.StateRequest())).totals
+            assert (decode.prompts, decode.ttft_s) == (0, 0.0)
+
+    asyncio.run(scenario())
+
+
 def test_one_token_and_a_stop_token_end_a_request_rightly(groups: Path) -> None:
     async def scenario() -> None:
         async with fake_router(groups) as router:

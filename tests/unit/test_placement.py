@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splash_core.dispatch.admission import Demand, GroupLimits, GroupLoad
-from splash_core.dispatch.placement import NoRoom, Pair, Placement, place, place_scoring
+from splash_core.dispatch.placement import NoRoom, Pair, Placement, covering, place, place_scoring
 
 DEMAND = Demand(prompt_tokens=10, output_tokens=10, required_output_tokens=30)
 LIMITS = GroupLimits(max_model_len=500, max_request_tokens=500)
@@ -88,6 +88,21 @@ def test_chosen_decode_always_has_room_and_is_least_used(projected: list[int], r
     else:
         assert placed.decode is not None
         assert projected[int(placed.decode[1:])] == min(roomy)
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.data())
+def test_a_cover_has_every_group_in_few_pairs_and_depends_on_no_order(
+    prefills: int, decodes: int, data: st.DataObject
+) -> None:
+    all_ = cross([group(f"p{i}") for i in range(prefills)], [group(f"d{i}") for i in range(decodes)])
+    pairs = data.draw(st.lists(st.sampled_from(all_), unique=True))
+    cover = covering(pairs)
+    names = {load.group for pair in cover for load in (pair.prefill, pair.decode)}
+    assert names == {load.group for pair in pairs for load in (pair.prefill, pair.decode)}
+    assert set(cover) <= set(pairs)
+    assert len(cover) == len(set(cover)) < prefills + decodes
+    assert covering(pairs[::-1]) == cover
+    assert len(covering(all_)) == max(prefills, decodes)
 
 
 def test_only_given_pairs_are_used() -> None:

@@ -17,13 +17,12 @@ TRIAL = Trial(group="d1", values={"margin": 0.3}, period_s=10.0, min_steps=50)
 class World:
     """Groups that make ten steps a second, and a canary that watches them."""
 
-    def __init__(self, *groups: str, trial: Trial = TRIAL) -> None:
+    def __init__(self, *groups: str, trial: Trial = TRIAL, phase: Phase = Phase.DECODE) -> None:
         self.trial = trial
         self.time_s = 0.0
         self.state: CanaryState | CanaryRecord = CanaryState()
         self.groups = {
-            name: Seen(phase=Phase.DECODE, incarnation="1", trying=False, totals=StepTotals())
-            for name in groups
+            name: Seen(phase=phase, incarnation="1", trying=False, totals=StepTotals()) for name in groups
         }
         self.step_s: dict[str, float] = dict.fromkeys(groups, 0.01)
         self.obeys = True
@@ -35,6 +34,8 @@ class World:
                 totals = seen.totals
                 for _ in range(5):
                     totals = totals.with_step(rows=8, sequences=8, step_s=self.step_s[name])
+                    if seen.phase is Phase.PREFILL:
+                        totals = totals.with_prompt(ttft_s=2 * self.step_s[name])
                 self.groups[name] = replace(seen, totals=totals)
             self.look()
         return self
@@ -75,7 +76,7 @@ def test_beside_others_it_tries_at_once_and_is_promoted_when_no_worse() -> None:
     ("step_s", "verdict"), [(0.0101, "PROMOTE"), (0.0109, "ROLL_BACK"), (0.005, "PROMOTE")]
 )
 def test_worse_by_more_than_the_tolerance_is_rolled_back(metric: Metric, step_s: float, verdict: str) -> None:
-    world = World("d0", "d1", trial=replace(TRIAL, metric=metric))
+    world = World("d0", "d1", trial=replace(TRIAL, metric=metric), phase=Phase.PREFILL)
     world.run(1).step_s["d1"] = step_s
     record = world.run(12).record
     assert record.verdict == verdict
@@ -129,6 +130,21 @@ def test_a_quiet_period_goes_on_and_is_given_up_in_the_end() -> None:
     assert "by d0; 1000000 are required" in record.reason
     alone = World("d1", trial=replace(TRIAL, min_steps=1_000_000)).run(45).record
     assert "before the trial" in alone.reason
+
+
+def test_first_tokens_are_compared_over_prompts_and_only_prefill_groups_have_them() -> None:
+    trial = replace(TRIAL, metric=Metric.TTFT_MS)
+    record = World("d0", "d1", trial=trial).run(1).record
+    assert (record.verdict, record.phase) == (CanaryVerdict.ROLL_BACK, Phase.DECODE)
+    assert "decode groups draw no first token, so d1 has no ttft_ms; give another metric" in record.reason
+    world = World("d0", "d1", trial=trial, phase=Phase.PREFILL)
+    record = world.run(13).record
+    assert record.comparison is not None
+    assert record.comparison.tried == pytest.approx(20.0)
+    assert record.comparison.prompts[0] == record.comparison.steps[0] >= 50
+    assert record.to_json()["comparison"]["prompts"] == list(record.comparison.prompts)
+    few = World("d0", "d1", trial=replace(trial, min_steps=1_000_000), phase=Phase.PREFILL)
+    assert "too few prompts to compare" in few.run(45).record.reason
 
 
 def test_a_restart_of_its_group_ends_it_and_one_of_a_peer_leaves_that_peer_out() -> None:

@@ -201,6 +201,12 @@ def test_the_canonical_text_is_bounded_too() -> None:
         (FULL.replace("DOP", "TP"), "decode-0", ""),
         ("[canary]\ngroup = 'a'\n[canary.try]\npin = 'CP'", "a", "pin: a does not offer CP"),
         ("[canary]\ngroup = 'a'\n[canary.try]\npin = 'CP'", "b", ""),
+        (
+            "[canary]\ngroup = 'a'\nmetric = 'ttft_ms'\n[canary.try]\nmargin = 0.1",
+            "a",
+            "canary.metric: decode",
+        ),
+        ("[canary]\ngroup = 'a'\nmetric = 'ttft_ms'\n[canary.try]\nmargin = 0.1", "b", ""),
     ],
 )
 def test_a_document_that_a_group_cannot_follow_is_told(text: str, group: str, words: str) -> None:

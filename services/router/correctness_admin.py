@@ -1,0 +1,66 @@
+"""The correctness canary's endpoints on the admin port, and how it is put together."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.router.config import RouterConfig
+from services.router.correctness_check import Checker
+from services.router.correctness_prompts import PromptBook
+from services.router.correctness_round import Questioner
+from services.router.correctness_watch import CorrectnessWatch
+from services.router.dispatch import Dispatcher
+from services.router.gateway import Sources
+from services.router.metrics import Metrics
+from services.router.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectnessAdmin:
+    """The endpoints and what they stand on."""
+
+    watch: CorrectnessWatch
+
+    async def get(self, _: Request) -> Response:
+        """`GET /admin/canary`: every pair's reference, last check and alarm, and the newest drifts."""
+        return JSONResponse(self.watch.to_json())
+
+    async def reset(self, _: Request) -> Response:
+        """`POST /admin/canary/reset`: forget references and alarms; pins stay."""
+        self.watch.reset()
+        return JSONResponse(self.watch.to_json())
+
+
+def correctness_watch(
+    config: RouterConfig,
+    *,
+    dispatcher: Dispatcher,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    sources: Sources,
+) -> CorrectnessWatch:
+    """The canary of a router, not started.
+
+    Args:
+        config: of the router.
+        dispatcher: of users' requests; drains.
+        tokenizer: makes the prompts.
+        metrics: shows what was found.
+        sources: clocks, and names of rounds.
+    """
+    registry = dispatcher.registry
+    checker = Checker(
+        registry=registry,
+        questioner=Questioner(registry=registry, dispatcher=dispatcher, new_id=sources.new_id),
+        book=PromptBook(tokenizer),
+        deadline_s=config.canary_deadline_s,
+        wall=sources.wall,
+    )
+    return CorrectnessWatch(
+        registry=registry,
+        checker=checker,
+        metrics=metrics,
+        every_s=config.canary_every_s,
+        clock=sources.monotonic,
+    )
