@@ -183,7 +183,7 @@ class RankEngine:
         On a GPU the host waits for nothing that the step before has not begun with; on a CPU the step is done
         when this returns.
         """
-        span = self._new_span()
+        span: Span = HostSpan() if self._gpu is None else StreamSpan(self._gpu)
         received = self.mover.bytes_received
         self.mark(StepPoint.BEGIN, NO_LAYER)
         self.progress.begin(plan.step)
@@ -213,9 +213,6 @@ class RankEngine:
             switch_bytes=switched - received,
             precopy_bytes=self.mover.bytes_received - switched,
         )
-
-    def _new_span(self) -> Span:
-        return HostSpan() if self._gpu is None else StreamSpan(self._gpu)
 
     def _begin_switch(self, plan: StepPlan) -> SwitchExecution | None:
         manifest = plan.manifest
@@ -250,8 +247,9 @@ class RankEngine:
         batch = self._batch(plan)
         before, self._drawn = self._drawn, DrawnTokens.none(self.ctx, plan.step)
         before.check(plan)
-        in_place = switch is None or switch.in_place
-        if self.graphs is not None and in_place and self.graphs.covers(plan.layout, batch):
+        if self.graphs is not None and self.graphs.covers(plan.layout, batch):
+            if switch is not None:
+                switch.complete()
             return self._draw(plan, batch, self.graphs.logits(plan.layout, batch, before.fill), before)
         hidden_ND = self._hidden(plan, switch, batch, before)
         scores = start_scores(self.ctx, batch, self._mirrors, hidden_ND)

@@ -1,9 +1,11 @@
 """Executing a manifest on one rank: boundary moves, then each layer's state before the layer computes.
 
 `blocking` waits for everything before the step; `overlapped`, and what `precopied` has left, moves layer
-after layer while earlier layers compute (docs/model.md §5). All issue the same moves in the same order on
-the same transfer communicator; where the moves run is the lane's business. A step whose state is in place
-already (`ready`, the reference that switches are measured against) is a step without a manifest.
+after layer while earlier layers compute (docs/model.md §5). A step that is replayed from a recording asks for
+no layer by itself, so in every mode all is moved before its rows (`complete`; docs/decisions, 26). All issue
+the same moves in the same order on the same transfer communicator; where the moves run is the lane's
+business. A step whose state is in place already (`ready`, the reference that switches are measured against)
+is a step without a manifest.
 
 Why running ahead is safe: layer i's move touches only layer i's part of any slot, its sources were
 written in earlier steps, and this step writes layer i only after `wait_layer(i)`. Borrowed slots that
@@ -128,7 +130,7 @@ class SwitchExecution:
         if self._at_once:
             self._lane.finish()
         elif self._mode is SwitchMode.BLOCKING:
-            self._lane.wait_layer(len(self._layers) - 1)
+            self.complete()
 
     def wait_layer(self, layer: int) -> None:
         """Let what is computed next see layer `layer`'s state on this rank.
@@ -139,10 +141,14 @@ class SwitchExecution:
         if self._moves_any and not self._at_once:
             self._lane.wait_layer(layer)
 
-    @property
-    def in_place(self) -> bool:
-        """True when every layer's state is in place, so that the step need not go layer by layer."""
-        return not self._moves_any or self._at_once or self._mode is SwitchMode.BLOCKING
+    def complete(self) -> None:
+        """Let what is computed next see every layer's state, so that it need not go layer by layer.
+
+        Raises:
+            Exception: as `wait_layer`.
+        """
+        if self._layers:
+            self.wait_layer(len(self._layers) - 1)
 
     def finish(self) -> None:
         """Wait for all layers (a step without rows computes none)."""

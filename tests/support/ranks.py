@@ -5,12 +5,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from services.bench.histories import fill_pages
 from splash_core.attention.context import RankContext
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
@@ -20,20 +22,32 @@ from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.recorded_steps import record_decode_steps
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
+from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.spec.model import ModelSpec
 
 ANSWER_WITHIN_S = 120
 JOIN_WITHIN_S = 400
 """For ranks to come together: a fresh GPU machine reads gigabytes of libraries first."""
+WHOLE_PAGES = 2
+"""Pages of a rank that a switching step may move whole; of more it moves layer after layer. As on machines, where
+a new request is more than that."""
 GraphsOf = Callable[[RankContext], DecodeGraphs]
 """Makes a rank's recorded decode steps."""
 REPLAYS = "replays"
 """A message: how often each recorded step was replayed in this life, and through which communicator."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fill:
+    """A message: what these pages hold is made up, from the key of each alone; before their first step."""
+
+    pages: tuple[tuple[int, tuple[PageCopy, ...]], ...]
+    """A key, and the copies."""
+
+
 class Ranks(Protocol):
-    """A message is a `Layout` (start a new life in it), a `StepPlan`, `REPLAYS`, or None (end)."""
+    """A message is a `Layout` (start a new life in it), a `StepPlan`, `REPLAYS`, `Fill`, or None (end)."""
 
     arena: ArenaMap
     spec: ModelSpec
@@ -67,6 +81,10 @@ class RankLoop:
             graphs = self._engine.graphs if self._engine is not None else None
             assert graphs is not None, "nothing is recorded"
             return dict(graphs.replays), type(self._comms.recorded).__name__
+        if isinstance(message, Fill):
+            assert self._engine is not None
+            arena = self._engine.ctx.arena
+            return fill_pages(arena, message.pages, rank=self._comms.compute.rank, seed=0)
         if not isinstance(message, Layout):
             assert self._engine is not None
             return self._engine.step(message)
@@ -85,6 +103,7 @@ class RankLoop:
         ctx, image = self._loaded[message]
         self._memory.copy_(image)
         self._engine = RankEngine(ctx, self._comms, message, self._graphs(message, ctx))
+        self._engine.mover.whole_page_bytes = WHOLE_PAGES * self._arena.slot_bytes
         return comms_rank(self._comms)
 
     def _graphs(self, layout: Layout, ctx: RankContext) -> DecodeGraphs | None:
