@@ -19,7 +19,7 @@ from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan
 from splash_core.scheduling.written import Written
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Primitive, SwitchMode
+from splash_core.switch.manifest import PageMove, Primitive, SwitchMode
 from tests.support.group import Group
 from tests.support.ranks import REPLAYS, Fill, Ranks
 
@@ -202,10 +202,10 @@ class Churn:
 def check_tokens(unswitched: ChurnedLife, life: ChurnedLife) -> None:
     """Each request has the tokens that it has without a switch; of one that was cancelled, as far as it got."""
     common = life.tokens.keys() & unswitched.tokens.keys()
-    assert len(common) > MOST, "requests that came while the switch was made"
+    assert len(common) >= MOST
     for name in sorted(common, key=int):
         tokens, expected = life.tokens[name], unswitched.tokens[name]
-        if not {name} <= life.whole & unswitched.whole:
+        if name not in life.whole & unswitched.whole:
             most = min(len(tokens), len(expected))
             tokens, expected = tokens[:most], expected[:most]
         assert tokens == expected, f"request {name}"
@@ -231,17 +231,24 @@ def check_bytes(life: ChurnedLife, arena: ArenaMap) -> None:
         len(batch.weight_layers) * arena.gather_bytes_per_layer(batch.gathered) for batch in batches
     )
     assert event.precopied_bytes == ahead * arena.slot_bytes + layers * arena.num_ranks
-    manifest = switching_step(life).plan.manifest
+    manifest = _switching(life).plan.manifest
     assert manifest is not None
-    moved = sum(move.src != move.dst for move in manifest.moves) * arena.slot_bytes
+    moved = len(moves_of(life)) * arena.slot_bytes
     if manifest.weights is Primitive.ALL_GATHER:
         rest = arena.num_layers - len(manifest.ready_layers)
         moved += rest * arena.gather_bytes_per_layer(manifest.gathered) * arena.num_ranks
     assert event.bytes_received == moved
 
 
-def switching_step(life: ChurnedLife) -> SeenStep:
-    """The one that goes from one layout to the other."""
+def moves_of(life: ChurnedLife) -> tuple[PageMove, ...]:
+    """Between ranks, in the switching step."""
+    manifest = _switching(life).plan.manifest
+    assert manifest is not None
+    return tuple(move for move in manifest.moves if move.src != move.dst)
+
+
+def _switching(life: ChurnedLife) -> SeenStep:
+    """The step that goes from one layout to the other."""
     (event,) = life.switched
     (step,) = [
         step

@@ -1,5 +1,6 @@
 """Requests come and go while a switch copies ahead: no step is launched kernel by kernel, no token differs."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import permutations
 
@@ -9,22 +10,23 @@ import torch
 from splash_core.attention.context import RankContext
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.static_backends import decode_graphs
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.manifest import SwitchMode
 from tests.conftest import TinyFactory
 from tests.support.churned_switches import (
     BUCKETS,
+    MOST,
     Churn,
     ChurnedLife,
     WatchedRanks,
     check_bytes,
     check_replayed,
     check_tokens,
-    switching_step,
+    moves_of,
 )
 from tests.support.group import Group, arena_with
-from tests.support.ranks import ThreadRanks
+from tests.support.ranks import WHOLE_PAGES, ThreadRanks
 from tests.support.small_model import small_checkpoint
 
 
@@ -63,3 +65,32 @@ def test_all_steps_around_a_churned_switch_are_replayed(
     (event,) = life.switched
     assert (event.mode, event.fallback) == (SwitchMode.PRECOPIED, "")
     assert life.landed_when_due
+    assert len(life.tokens) > MOST
+    assert len(moves_of(life)) <= 3 * MOST, "the request that landed when it was due has been copied ahead, too"
+
+
+@pytest.mark.parametrize(("before", "after"), list(permutations(Layout, 2)))
+def test_what_never_stops_coming_moves_before_replayed_rows(
+    group: Group, unswitched: dict[Layout, ChurnedLife], before: Layout, after: Layout
+) -> None:
+    """In bounded time the switch is made, with a whole request still to move."""
+    life = Churn(group, before, after, relentless=True, ahead=True).run()
+    check_replayed(life)
+    check_tokens(unswitched[before], life)
+    check_bytes(life, group.arena)
+    assert [event.mode for event in life.switched] == [SwitchMode.PRECOPIED]
+    received = Counter(move.dst for move in moves_of(life))
+    if before is not Layout.TP and {before, after} & {Layout.CP, Layout.TP}:
+        assert max(received.values()) > WHOLE_PAGES, "the path is taken on which layers move one by one"
+
+
+@pytest.mark.parametrize("mode", [SwitchMode.OVERLAPPED, SwitchMode.BLOCKING])
+@pytest.mark.parametrize(("before", "after"), list(permutations(STANDARD_LAYOUTS, 2)))
+def test_a_switch_without_copies_ahead_is_replayed_too(
+    group: Group, unswitched: dict[Layout, ChurnedLife], before: Layout, after: Layout, mode: SwitchMode
+) -> None:
+    life = Churn(group, before, after, mode=mode).run()
+    check_replayed(life)
+    check_tokens(unswitched[before], life)
+    check_bytes(life, group.arena)
+    assert [event.mode for event in life.switched] == [mode]
