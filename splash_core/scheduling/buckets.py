@@ -5,15 +5,15 @@ padding costs: with few rows a step's time is that of reading weights.
 """
 
 _MOST_ROWS = 1024
-"""Over all ranks, of a bucket beyond twice an even share: what a recorded step works in grows with its rows."""
+"""Over all ranks, of a bucket beyond twice an even share: a recorded step's memory grows with its rows."""
 
 
 def decode_buckets(max_running: int, num_ranks: int) -> tuple[int, ...]:
     """Home rows per rank, ascending: 1, 2, 4 … up to the most that one rank may have at home.
 
-    That is every sequence: those of one owner may outlive the others, and where pages are striped, a row is at
-    home where its page is. Only of many ranks or sequences a step with more rows on some rank is launched: of
-    more than twice an even share, and of more than 1,024 rows once all ranks are padded to it.
+    That is every sequence: those of one owner may outlive the others, and where pages are striped, a row is
+    at home where its page is. Only where sequences are very many, a step with more rows on some rank is
+    launched: with more than twice an even share, and more than 1,024 rows once all ranks are padded to it.
 
     Args:
         max_running: most sequences that decode at once.

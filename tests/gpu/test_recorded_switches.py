@@ -1,4 +1,4 @@
-"""Graphs, collectives over peers' memory and switches together, requests coming and going; T = all GPUs, fp32.
+"""Graphs, collectives over peers' memory and switches together, as requests come and go; T = all GPUs, fp32.
 
 Run with `python -m pytest -m gpu tests/gpu/test_recorded_switches.py`.
 """
@@ -72,7 +72,7 @@ def test_tokens_over_a_precopied_switch_of_replayed_steps_equal_those_without(
 def test_requests_that_come_and_go_change_neither_tokens_nor_replays(
     group: Group, unchurned: dict[Layout, ChurnedLife], before: Layout, after: Layout, relentless: bool
 ) -> None:
-    """The switching step, its neighbours and relocations are replayed, though a whole request may have to move."""
+    """The switching step and all around it are replayed, even if a whole request has to move."""
     life = Churn(group, before, after, relentless=relentless, ahead=True).run()
     check_replayed(life)
     check_tokens(unchurned[before], life)

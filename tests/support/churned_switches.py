@@ -200,7 +200,7 @@ class Churn:
 
 
 def check_tokens(unswitched: ChurnedLife, life: ChurnedLife) -> None:
-    """Each request has the tokens that it has without a switch; of one that was cancelled, as far as it got."""
+    """Each request has the tokens that it has without a switch; one that was cancelled, as far as it got."""
     common = life.tokens.keys() & unswitched.tokens.keys()
     assert len(common) >= MOST
     for name in sorted(common, key=int):
@@ -212,7 +212,7 @@ def check_tokens(unswitched: ChurnedLife, life: ChurnedLife) -> None:
 
 
 def check_replayed(life: ChurnedLife) -> None:
-    """Every step with rows was replayed: ordinary ones, relocations, those that copy ahead, the switching one."""
+    """Every step with rows was replayed: ordinary, relocating, copying ahead, and the switching one."""
     launched = [
         f"step {step.plan.step} in {step.plan.layout}, manifest {step.plan.manifest is not None}"
         for step in life.steps
@@ -227,9 +227,7 @@ def check_bytes(life: ChurnedLife, arena: ArenaMap) -> None:
     (event,) = life.switched
     batches = [step.plan.precopy for step in life.steps if step.plan.precopy is not None]
     ahead = sum(move.src != move.dst for batch in batches for move in batch.moves)
-    layers = sum(
-        len(batch.weight_layers) * arena.gather_bytes_per_layer(batch.gathered) for batch in batches
-    )
+    layers = sum(len(batch.weight_layers) * arena.gather_bytes_per_layer(batch.gathered) for batch in batches)
     assert event.precopied_bytes == ahead * arena.slot_bytes + layers * arena.num_ranks
     manifest = _switching(life).plan.manifest
     assert manifest is not None
@@ -257,4 +255,3 @@ def _switching(life: ChurnedLife) -> SeenStep:
         and (manifest.layout_from, manifest.layout_to) == (event.layout_from, event.layout_to)
     ]
     return step
-

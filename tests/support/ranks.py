@@ -20,6 +20,7 @@ from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
 from splash_core.engine.engine import RankEngine
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.recorded_steps import record_decode_steps
+from splash_core.engine.stream_lane import Gpu
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageCopy
@@ -30,8 +31,8 @@ ANSWER_WITHIN_S = 120
 JOIN_WITHIN_S = 400
 """For ranks to come together: a fresh GPU machine reads gigabytes of libraries first."""
 WHOLE_PAGES = 2
-"""Pages of a rank that a switching step may move whole; of more it moves layer after layer. As on machines, where
-a new request is more than that."""
+"""Pages of a rank that a switching step may move whole; of more it moves layer after layer. As on machines,
+where a new request is more than that."""
 GraphsOf = Callable[[RankContext], DecodeGraphs]
 """Makes a rank's recorded decode steps."""
 REPLAYS = "replays"
@@ -67,8 +68,9 @@ class RankLoop:
         comms: RankComms,
         dtype: torch.dtype,
         graphs_of: GraphsOf | None = None,
+        gpu: Callable[[], Gpu] | None = None,
     ) -> None:
-        self._graphs_of = graphs_of
+        self._graphs_of, self._gpu = graphs_of, gpu
         self._checkpoint, self._arena, self._memory = checkpoint, arena, memory
         self._spec = ModelSpec.from_checkpoint(checkpoint)
         self._comms, self._dtype = comms, dtype
@@ -104,6 +106,8 @@ class RankLoop:
         self._memory.copy_(image)
         self._engine = RankEngine(ctx, self._comms, message, self._graphs(message, ctx))
         self._engine.mover.whole_page_bytes = WHOLE_PAGES * self._arena.slot_bytes
+        if self._gpu is not None:
+            self._engine._gpu = self._gpu()
         return comms_rank(self._comms)
 
     def _graphs(self, layout: Layout, ctx: RankContext) -> DecodeGraphs | None:
@@ -120,7 +124,7 @@ def comms_rank(comms: RankComms) -> int:
 
 
 class ThreadRanks:
-    """Ranks as threads over the in-process communicator."""
+    """Ranks as threads over the in-process communicator; with `gpu` their switches run on such streams."""
 
     def __init__(
         self,
@@ -129,6 +133,7 @@ class ThreadRanks:
         *,
         dtype: torch.dtype = torch.float64,
         graphs_of: GraphsOf | None = None,
+        gpu: Callable[[], Gpu] | None = None,
     ) -> None:
         self.arena, self.spec = arena, ModelSpec.from_checkpoint(checkpoint)
         self.memories = [torch.zeros(arena.arena_bytes, dtype=torch.uint8) for _ in range(arena.num_ranks)]
@@ -137,7 +142,7 @@ class ThreadRanks:
 
         def rank_main(comms: RankComms) -> None:
             rank = comms_rank(comms)
-            loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype, graphs_of)
+            loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype, graphs_of, gpu)
             _serve(loop, self._inboxes[rank].get, self._outboxes[rank].put)
 
         self._thread = threading.Thread(

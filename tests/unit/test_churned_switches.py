@@ -1,4 +1,4 @@
-"""Requests come and go while a switch copies ahead: no step is launched kernel by kernel, no token differs."""
+"""Requests come and go while a switch copies ahead: every step is replayed, no token changes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,13 +25,15 @@ from tests.support.churned_switches import (
     check_tokens,
     moves_of,
 )
+from tests.support.fake_gpu import ImmediateGpu
 from tests.support.group import Group, arena_with
 from tests.support.ranks import WHOLE_PAGES, ThreadRanks
 from tests.support.small_model import small_checkpoint
 
 
-@pytest.fixture(scope="module")
-def group(tiny_checkpoint: TinyFactory) -> Iterator[Group]:
+@pytest.fixture(scope="module", params=[None, ImmediateGpu], ids=["on a thread", "on streams"])
+def group(tiny_checkpoint: TinyFactory, request: pytest.FixtureRequest) -> Iterator[Group]:
+    """Moves run on a thread, or on stand-ins for streams, which do everything when it is issued."""
     torch.set_num_threads(1)
     checkpoint = small_checkpoint(tiny_checkpoint)
     spec = ModelSpec.from_checkpoint(checkpoint)
@@ -43,7 +45,7 @@ def group(tiny_checkpoint: TinyFactory) -> Iterator[Group]:
             graphs.record(layout)
         return graphs
 
-    ranks = ThreadRanks(checkpoint, arena, graphs_of=graphs_of)
+    ranks = ThreadRanks(checkpoint, arena, graphs_of=graphs_of, gpu=request.param)
     yield Group(WatchedRanks(ranks))
     ranks.close()
 
@@ -66,7 +68,8 @@ def test_all_steps_around_a_churned_switch_are_replayed(
     assert (event.mode, event.fallback) == (SwitchMode.PRECOPIED, "")
     assert life.landed_when_due
     assert len(life.tokens) > MOST
-    assert len(moves_of(life)) <= 3 * MOST, "the request that landed when it was due has been copied ahead, too"
+    # The request that landed when the switch was due has been copied ahead, too: last pages are left.
+    assert len(moves_of(life)) <= MOST
 
 
 @pytest.mark.parametrize(("before", "after"), list(permutations(Layout, 2)))
@@ -84,13 +87,12 @@ def test_what_never_stops_coming_moves_before_replayed_rows(
         assert max(received.values()) > WHOLE_PAGES, "the path is taken on which layers move one by one"
 
 
-@pytest.mark.parametrize("mode", [SwitchMode.OVERLAPPED, SwitchMode.BLOCKING])
 @pytest.mark.parametrize(("before", "after"), list(permutations(STANDARD_LAYOUTS, 2)))
 def test_a_switch_without_copies_ahead_is_replayed_too(
-    group: Group, unswitched: dict[Layout, ChurnedLife], before: Layout, after: Layout, mode: SwitchMode
+    group: Group, unswitched: dict[Layout, ChurnedLife], before: Layout, after: Layout
 ) -> None:
-    life = Churn(group, before, after, mode=mode).run()
+    life = Churn(group, before, after, mode=SwitchMode.OVERLAPPED).run()
     check_replayed(life)
     check_tokens(unswitched[before], life)
     check_bytes(life, group.arena)
-    assert [event.mode for event in life.switched] == [mode]
+    assert [event.mode for event in life.switched] == [SwitchMode.OVERLAPPED]
