@@ -21,7 +21,7 @@ from splash_core.scheduling.written import Written
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import PageMove, Primitive, SwitchMode
 from tests.support.group import Group
-from tests.support.ranks import REPLAYS, Fill, Ranks
+from tests.support.ranks import REPLAYS, WHOLE_PAGES, Fill, Ranks
 
 MOST = 4
 """Requests at once; as many may be at home on one rank."""
@@ -108,6 +108,7 @@ class Churn:
             role=Role.DECODE,
             layouts=tuple(Layout),
             max_running=MOST,
+            staging_bytes=WHOLE_PAGES * group.arena.slot_bytes,
             # Two pages, or the weights of a layer, at a time: copying ahead takes some steps.
             precopy_bytes_per_step=2 * group.arena.slot_bytes,
         )

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,13 +26,14 @@ from splash_core.layout.layout import Layout
 from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.spec.model import ModelSpec
+from splash_core.switch.chunks import STAGING_PARTS
+from tests.support.thread_memory import ThreadSharing
 
 ANSWER_WITHIN_S = 120
 JOIN_WITHIN_S = 400
 """For ranks to come together: a fresh GPU machine reads gigabytes of libraries first."""
 WHOLE_PAGES = 2
-"""Pages of a rank that a switching step may move whole; of more it moves layer after layer. As on machines,
-where a new request is more than that."""
+"""Pages of a rank that go whole in one transfer: as on machines, fewer than a request has."""
 GraphsOf = Callable[[RankContext], DecodeGraphs]
 """Makes a rank's recorded decode steps."""
 REPLAYS = "replays"
@@ -83,13 +84,12 @@ class RankLoop:
             graphs = self._engine.graphs if self._engine is not None else None
             assert graphs is not None, "nothing is recorded"
             return dict(graphs.replays), type(self._comms.recorded).__name__
-        if isinstance(message, Fill):
-            assert self._engine is not None
-            arena = self._engine.ctx.arena
-            return fill_pages(arena, message.pages, rank=self._comms.compute.rank, seed=0)
         if not isinstance(message, Layout):
             assert self._engine is not None
-            return self._engine.step(message)
+            if not isinstance(message, Fill):
+                return self._engine.step(message)
+            arena = self._engine.ctx.arena
+            return fill_pages(arena, message.pages, rank=self._comms.compute.rank, seed=0)
         if message not in self._loaded:
             self._memory.zero_()
             engine = RankEngine.load(
@@ -108,6 +108,7 @@ class RankLoop:
         self._engine.mover.whole_page_bytes = WHOLE_PAGES * self._arena.slot_bytes
         if self._gpu is not None:
             self._engine._gpu = self._gpu()
+            self._engine.reserve_staging(STAGING_PARTS * WHOLE_PAGES * self._arena.slot_bytes)
         return comms_rank(self._comms)
 
     def _graphs(self, layout: Layout, ctx: RankContext) -> DecodeGraphs | None:
@@ -124,7 +125,7 @@ def comms_rank(comms: RankComms) -> int:
 
 
 class ThreadRanks:
-    """Ranks as threads over the in-process communicator; with `gpu` their switches run on such streams."""
+    """Ranks as threads over the in-process communicator; with `gpu` pages are pulled, on such streams."""
 
     def __init__(
         self,
@@ -140,8 +141,10 @@ class ThreadRanks:
         self._inboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
         self._outboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
 
+        sharing = None if gpu is None else ThreadSharing(arena.num_ranks)
+
         def rank_main(comms: RankComms) -> None:
-            rank = comms_rank(comms)
+            rank, comms = comms_rank(comms), replace(comms, sharing=sharing)
             loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype, graphs_of, gpu)
             _serve(loop, self._inboxes[rank].get, self._outboxes[rank].put)
 

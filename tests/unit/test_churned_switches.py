@@ -33,7 +33,7 @@ from tests.support.small_model import small_checkpoint
 
 @pytest.fixture(scope="module", params=[None, ImmediateGpu], ids=["on a thread", "on streams"])
 def group(tiny_checkpoint: TinyFactory, request: pytest.FixtureRequest) -> Iterator[Group]:
-    """Moves run on a thread, or on stand-ins for streams, which do everything when it is issued."""
+    """Pages are exchanged on a thread, or pulled on stand-ins for streams, which do all when it is issued."""
     torch.set_num_threads(1)
     checkpoint = small_checkpoint(tiny_checkpoint)
     spec = ModelSpec.from_checkpoint(checkpoint)
