@@ -181,7 +181,9 @@ class DecodeGroup:
 
     def _reserve(self, context: int, output: int) -> Grant | None:
         number = self._num_requests + 1
-        prompt = [self._token(number, position) for position in range(context)]
+        # As `_token`, of half a million positions a window.
+        first, modulus = number * _STRIDE_SEQ, self._stop_token
+        prompt = [(first + position * _STRIDE_POSITION) % modulus for position in range(context)]
         sampling = SamplingParams(temperature=0.0, max_tokens=output, stop_token_ids=(self._stop_token,))
         grant = self._scheduler.reserve(RequestId(f"bench-{number}"), prompt, sampling)
         if grant is not None:

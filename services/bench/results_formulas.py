@@ -66,6 +66,9 @@ request runs one row, and
     ahead      = bytes that a rank received ahead of the switching step, beside so many ordinary steps, and
                  p50 of (p50 of their ITL / before of the same window − 1)
 
+"n launched" after a mode's exposed time: the switching step of so many repetitions was launched kernel by
+kernel, though ordinary steps were replayed.
+
 *Churn* is the mode precopied while requests come and go: before every `churn_every`-th ordinary step one is
 cancelled, one admitted with its history in place, one finished, one admitted, and so on, the oldest leaving.
 

@@ -75,8 +75,8 @@ class Intervals:
     """Copied ahead, on the rank that received most."""
     delayed_ms: tuple[float, ...]
     """Of `ms`, what the rank that waited longest for a CPU waited for it."""
-    replayed: int
-    """Steps that were replayed from a recording."""
+    replayed: tuple[bool, ...]
+    """Which steps were replayed from a recording."""
 
 
 class Rig:
@@ -208,10 +208,9 @@ class Rig:
         comm = self.host.comms.compute
         self.clock.catch_up()
         comm.barrier()
-        replays = self._num_replays()
         ends, moved, ahead = [time.perf_counter()], list[float](), 0
-        delays = [run_delay_s()]
-        for result in self._results(plans):
+        delays, replayed = [run_delay_s()], list[bool]()
+        for result in self._results(plans, replayed):
             ends.append(time.perf_counter())
             delays.append(run_delay_s())
             moved.append(float(result.switch_bytes_received))
@@ -225,15 +224,17 @@ class Rig:
             moved_bytes=tuple(map(int, worst[1 : 1 + count])),
             ahead_bytes=int(worst[0]),
             delayed_ms=tuple(worst[1 + 2 * count :]),
-            replayed=self._num_replays() - replays,
+            replayed=tuple(replayed),
         )
 
-    def _results(self, plans: Sequence[StepPlan]) -> Iterator[StepResult]:
+    def _results(self, plans: Sequence[StepPlan], replayed: list[bool]) -> Iterator[StepResult]:
         running: deque[RunningStep] = deque()
         for plan in plans:
             while running and (len(running) == MOST_UNDER_WAY or plan.manifest is not None):
                 yield running.popleft().finish()
+            replays = self._num_replays()
             running.append(self.runner.begin(plan))
+            replayed.append(self._num_replays() > replays)
         while running:
             yield running.popleft().finish()
 

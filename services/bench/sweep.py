@@ -162,7 +162,7 @@ class _Sweep:
             "tokens_per_s": len(rig.group.seqs) / step_ms * 1e3,
             "step_ms_p50": step_ms,
             "steps": settings.steps,
-            "replayed": min(run.replayed, settings.steps),
+            "replayed": min(sum(run.replayed), settings.steps),
             **recorded,
             **self._decode_floor(cell, step_ms),
         }

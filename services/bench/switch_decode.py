@@ -16,6 +16,7 @@ from services.bench.sizing import Demand
 from services.bench.switch_rows import Cell, ChurnRecord, Direction, Window, window_fields
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import Layout
+from splash_core.scheduling.buckets import decode_buckets
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import Role
 from splash_core.switch.chunks import chunk_bytes
@@ -55,7 +56,7 @@ class DecodeSwitches:
             ),
         )
         for layout in demand.layouts:
-            rig.record_decode(layout, _fullest(sizes(settings.batch, "--batch"), settings.ranks))
+            rig.record_decode(layout, recorded_rows(sizes(settings.batch, "--batch"), settings.ranks))
         self._cell: tuple[int, int] = (0, 0)
         self._windows: dict[tuple[Direction, str], list[Window]] = {}
         self._refusals: dict[Direction, str] = {}
@@ -148,6 +149,7 @@ class DecodeSwitches:
             after=run.ms[at + 1 :],
             mode=switch.switching.mode,
             replayed=run.replayed,
+            switching_replayed=run.replayed[at],
             received_bytes=run.moved_bytes[at],
             ahead_bytes=run.ahead_bytes,
             plan_ms=plan_ms,
@@ -175,7 +177,8 @@ class DecodeSwitches:
         )
 
 
-def _fullest(batches: Sequence[int], num_ranks: int) -> list[int]:
-    """Home rows on the fullest rank: an even share, or up to twice that where pages begin at odds."""
-    even = [-(-batch // num_ranks) for batch in batches]
-    return [*even, *(min(2 * share, batch) for share, batch in zip(even, batches, strict=True))]
+def recorded_rows(batches: Sequence[int], num_ranks: int) -> tuple[int, ...]:
+    """Home rows to record for: an even share of each batch, and what the fullest rank may have beyond it."""
+    even = {-(-batch // num_ranks) for batch in batches}
+    more = {rows for rows in decode_buckets(max(batches), num_ranks) if rows > min(even)}
+    return tuple(sorted(even | more))

@@ -56,8 +56,10 @@ class Window:
     """In the new layout, ordinary steps."""
     mode: SwitchMode
     """In which the switching step was executed: another than asked for where the scheduler fell back."""
-    replayed: int
-    """Steps that were replayed from a recording."""
+    replayed: tuple[bool, ...]
+    """Which steps were replayed from a recording, the one before the window included."""
+    switching_replayed: bool
+    """Whether the switching step was."""
     received_bytes: int
     """In the switching step."""
     ahead_bytes: int
@@ -136,7 +138,9 @@ def window_fields(windows: Sequence[Window]) -> dict[str, Any]:
         "bytes_per_rank": max(window.received_bytes for window in windows),
         "plan_ms_p50": median([window.plan_ms for window in windows]),
         "executed_as": windows[-1].mode,
-        "replayed": min(window.replayed for window in windows),
+        "replayed": min(sum(window.replayed) for window in windows),
+        "launched": max(window.replayed.count(False) for window in windows),
+        "switching_launched": sum(not window.switching_replayed for window in windows),
         "reps": len(windows),
     }
     records = [window.churn for window in windows if window.churn is not None]

@@ -71,6 +71,9 @@ def _exposed(row: Row) -> str:
     asked = SwitchMode.PRECOPIED if "cancelled" in row else row["mode"]
     executed_as = row.get("executed_as", asked)
     note = "" if executed_as == asked else f", as {executed_as}"
+    # Where nothing is recorded every step is launched, and there is nothing to note.
+    if row.get("replayed") and row.get("switching_launched"):
+        note += f", {row['switching_launched']} launched"
     return f"{milliseconds(row['exposed_ms_p50'])} ({milliseconds(row['exposed_ms_p95'])}){note}"
 
 

@@ -8,6 +8,7 @@ import math
 
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_cost
+from splash_core.switch.manifest import SwitchMode
 
 LEAST_SHARE = 1 / 8
 """Of a link's rate, which copies ahead have also beside handoffs."""
@@ -32,7 +33,6 @@ def precopy_cost(
     *,
     layers: int,
     ordinary_s: float,
-    step_s: float,
     bytes_per_step: int,
 ) -> SwitchCost:
     """Slow-down of the steps that copy ahead, and what the switching step exposes.
@@ -43,10 +43,11 @@ def precopy_cost(
         rest: of that, what the switching step moves.
         layers: layers that hold state.
         ordinary_s: predicted time of a step in the present layout.
-        step_s: predicted time of a step in the destination.
         bytes_per_step: what a step copies ahead, on the fullest rank.
     """
-    last = switch_cost(profile, rest, layers=layers, step_s=step_s)
+    # All layers in one transfer, before the step's rows.
+    whole = SwitchBytes(weights=layers * rest.weights, kv=layers * rest.kv)
+    last = switch_cost(profile, whole, layers=1, step_s=0.0, mode=SwitchMode.BLOCKING)
     ahead = layers * (moved.weights + moved.kv) - last.bytes_per_rank
     steps = math.ceil(ahead / max(bytes_per_step, 1)) if ahead > 0 else 0
     slower = 0.0

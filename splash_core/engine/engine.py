@@ -20,7 +20,7 @@ from splash_core.engine.backends import backends_for
 from splash_core.engine.decoder import hidden_rows
 from splash_core.engine.drawn import DrawnTokens
 from splash_core.engine.enqueued import EnqueuedStep
-from splash_core.engine.graphs import DecodeGraphs
+from splash_core.engine.graphs import DecodeGraphs, decodes
 from splash_core.engine.in_turn import BarriersInTurn
 from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
@@ -183,11 +183,13 @@ class RankEngine:
         On a GPU the host waits for nothing that the step before has not begun with; on a CPU the step is done
         when this returns.
         """
-        span = self._new_span()
+        span: Span = HostSpan() if self._gpu is None else StreamSpan(self._gpu)
         received = self.mover.bytes_received
         self.mark(StepPoint.BEGIN, NO_LAYER)
         self.progress.begin(plan.step)
-        switch = self._begin_switch(plan)
+        switch = self._take_switch(plan)
+        if switch is not None and (self.graphs is None or not decodes(plan)):
+            switch.start()  # before the host prepares the rows; else they say first how it moves
         self.mark(StepPoint.MOVED, NO_LAYER)
         ahead = self._precopy(plan)
         if ahead is not None and switch is None:
@@ -195,7 +197,7 @@ class RankEngine:
         self._mirrors.apply(plan)
         output = self._run_rows(plan, switch) if plan.sequences else StepOutput()
         if switch is not None:
-            switch.finish()
+            switch.complete()
         switched = received if switch is None else self.mover.bytes_received
         if ahead is not None:
             if switch is not None:
@@ -214,10 +216,7 @@ class RankEngine:
             precopy_bytes=self.mover.bytes_received - switched,
         )
 
-    def _new_span(self) -> Span:
-        return HostSpan() if self._gpu is None else StreamSpan(self._gpu)
-
-    def _begin_switch(self, plan: StepPlan) -> SwitchExecution | None:
+    def _take_switch(self, plan: StepPlan) -> SwitchExecution | None:
         manifest = plan.manifest
         expected = self._epoch if manifest is None else manifest.epoch
         layout = self._layout if manifest is None else manifest.layout_to
@@ -229,11 +228,9 @@ class RankEngine:
         self._epoch, self._layout = plan.epoch, plan.layout
         if manifest is None:
             return None
-        switch = SwitchExecution(
+        return SwitchExecution(
             manifest, plan.mode, mover=self.mover, arena=self.ctx.arena, lane=self.new_lane()
         )
-        switch.start()
-        return switch
 
     def new_lane(self) -> Lane:
         """Where the moves of one switch run."""
@@ -250,9 +247,12 @@ class RankEngine:
         batch = self._batch(plan)
         before, self._drawn = self._drawn, DrawnTokens.none(self.ctx, plan.step)
         before.check(plan)
-        in_place = switch is None or switch.in_place
-        if self.graphs is not None and in_place and self.graphs.covers(plan.layout, batch):
+        if self.graphs is not None and self.graphs.covers(plan.layout, batch):
+            if switch is not None:
+                switch.complete()
             return self._draw(plan, batch, self.graphs.logits(plan.layout, batch, before.fill), before)
+        if switch is not None:
+            switch.start()
         hidden_ND = self._hidden(plan, switch, batch, before)
         scores = start_scores(self.ctx, batch, self._mirrors, hidden_ND)
         if not draws(batch):

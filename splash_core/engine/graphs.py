@@ -24,6 +24,7 @@ from splash_core.engine.decoder import hidden_rows, home_logits
 from splash_core.engine.recording import Recorded, Recorder
 from splash_core.kernels.uploads import StepBuffer
 from splash_core.layout.layout import Layout
+from splash_core.scheduling.step import StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,11 @@ class StaticContexts(Protocol):
             buffer: where the step's indices go.
         """
         ...
+
+
+def decodes(plan: StepPlan) -> bool:
+    """True when a step is of the kind that is recorded: one sampled row of each sequence."""
+    return bool(plan.sequences) and all(rows.count == 1 and rows.sample for rows in plan.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,8 @@ class DecodeGraphs:
     def covers(self, layout: Layout, batch: Batch) -> bool:
         """True when the step can be replayed: one sampled row per sequence, and few enough of them."""
         bucket = bucket_of(batch.counts, self._buckets)
-        decodes = all(sequence.count == 1 and sequence.sample for sequence in batch.sequences)
-        return decodes and bucket is not None and (layout, bucket) in self._recorded
+        single = all(sequence.count == 1 and sequence.sample for sequence in batch.sequences)
+        return single and bucket is not None and (layout, bucket) in self._recorded
 
     def logits(self, layout: Layout, batch: Batch, fill: Callable[[Batch, Tensor], None]) -> Tensor:
         """`[N_j, V]`: logits of this rank's home rows, valid until the next call.

@@ -1,9 +1,11 @@
 """Executing a manifest on one rank: boundary moves, then each layer's state before the layer computes.
 
 `blocking` waits for everything before the step; `overlapped`, and what `precopied` has left, moves layer
-after layer while earlier layers compute (docs/model.md §5). All issue the same moves in the same order on
-the same transfer communicator; where the moves run is the lane's business. A step whose state is in place
-already (`ready`, the reference that switches are measured against) is a step without a manifest.
+after layer while earlier layers compute (docs/model.md §5). A step that is replayed from a recording asks for
+no layer by itself, so in every mode all is moved before its rows (docs/decisions, 26). All issue
+the same moves in the same order on the same transfer communicator; where the moves run is the lane's
+business. A step whose state is in place already (`ready`, the reference that switches are measured against)
+is a step without a manifest.
 
 Why running ahead is safe: layer i's move touches only layer i's part of any slot, its sources were
 written in earlier steps, and this step writes layer i only after `wait_layer(i)`. Borrowed slots that
@@ -11,7 +13,6 @@ gathered weights fill were cleared by the boundary moves. A slot that a chunk re
 chunk or a later one: the lane keeps a move's writes behind all reads up to its own.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -20,10 +21,10 @@ from torch import Tensor
 from splash_core.engine.lanes import Lane, Move, SwitchTimes
 from splash_core.engine.movers import StateMover
 from splash_core.engine.staging import ChunkWork
-from splash_core.ids import RankId
 from splash_core.kv.arena import Arena
 from splash_core.layout.layout import Matrix
 from splash_core.switch.manifest import Chunk, Primitive, SwitchManifest, SwitchMode
+from splash_core.switch.whole_pages import most_pages, whole_page_chunks
 
 
 class PlannedChunk:
@@ -92,43 +93,44 @@ class SwitchExecution:
     def __init__(
         self, manifest: SwitchManifest, mode: SwitchMode, *, mover: StateMover, arena: Arena, lane: Lane
     ) -> None:
-        self._mode = mode
-        self._lane = lane
-        self._before = [
-            ChunkMove(PlannedChunk(chunk, mover), mover, None) for chunk in manifest.boundary_chunks
-        ]
-        chunks = [PlannedChunk(chunk, mover) for chunk in manifest.layer_chunks]
+        self._mode, self._mover, self._lane = mode, mover, lane
+        self._chunks = manifest.layer_chunks
+        self._before = self._pages(manifest.boundary_chunks)
         gathers = manifest.weights is Primitive.ALL_GATHER
         gathered = frozenset(range(arena.spec.layers if gathers else 0)).difference(manifest.ready_layers)
-        self._layers: list[list[Move]] = [
-            [
-                *([WeightMove(layer, mover, manifest.gathered)] if layer in gathered else []),
-                *(ChunkMove(chunk, mover, layer) for chunk in chunks),
-            ]
+        self._weights = [
+            [WeightMove(layer, mover, manifest.gathered)] if layer in gathered else []
             for layer in range(arena.spec.layers)
         ]
         # A switch that only discards costs nothing.
-        self._moves_any = bool(self._before or chunks or gathered)
-        # What copying ahead has left is a page or two of each request: all layers of it in one transfer cost
-        # less than launching a transfer for each layer.
-        self._at_once = (
-            mode is SwitchMode.PRECOPIED
-            and not (gathered or self._before)
-            and _most_pages(manifest) * arena.map.slot_bytes <= mover.whole_page_bytes
-        )
-        if self._at_once:
-            self._before += [ChunkMove(chunk, mover, None) for chunk in chunks]
-            self._layers = []
+        self._moves_any = bool(self._before or self._chunks or gathered)
+        self._whole = max(mover.whole_page_bytes // arena.map.slot_bytes, 1)
+        """Pages that a rank may send, and receive, in one transfer of whole ones."""
+        # What copying ahead has left is a page or two of each request.
+        few = not (gathered or self._before) and most_pages(self._chunks) <= self._whole
+        self._at_once = few and mode is SwitchMode.PRECOPIED
+        self._begun = self._complete = not self._moves_any
 
     def start(self) -> None:
-        """Begin; in blocking mode what is computed next finds everything in place."""
-        if not self._moves_any:
+        """Begin, if it has not; in blocking mode what is computed next finds everything in place."""
+        if self._begun:
             return
-        self._lane.start(self._before, self._layers)
-        if self._at_once:
+        if not self._at_once:
+            self._begin(self._by_layer())
+        if self._at_once or self._mode is SwitchMode.BLOCKING:
+            self.complete()
+
+    def complete(self) -> None:
+        """Let what is computed next see every layer's state, so that it need not go layer by layer.
+
+        Raises:
+            Exception: as `wait_layer`.
+        """
+        if not self._begun:
+            self._begin(self._all_layers())
+        if not self._complete:
             self._lane.finish()
-        elif self._mode is SwitchMode.BLOCKING:
-            self._lane.wait_layer(len(self._layers) - 1)
+        self._complete = True
 
     def wait_layer(self, layer: int) -> None:
         """Let what is computed next see layer `layer`'s state on this rank.
@@ -136,28 +138,34 @@ class SwitchExecution:
         Raises:
             Exception: whatever a transfer failed with; the group is then to end.
         """
-        if self._moves_any and not self._at_once:
+        if not self._complete:
             self._lane.wait_layer(layer)
 
-    @property
-    def in_place(self) -> bool:
-        """True when every layer's state is in place, so that the step need not go layer by layer."""
-        return not self._moves_any or self._at_once or self._mode is SwitchMode.BLOCKING
-
-    def finish(self) -> None:
-        """Wait for all layers (a step without rows computes none)."""
-        if self._moves_any and not self._at_once:
-            self._lane.finish()
-
     def times(self) -> SwitchTimes:
-        """What the switch took; ask once, after `finish`."""
+        """What the switch took; ask once, after `complete`."""
         return self._lane.times() if self._moves_any else SwitchTimes()
 
+    def _begin(self, layers: Sequence[Sequence[Move]]) -> None:
+        self._begun = True
+        self._lane.start(self._before, layers)
 
-def _most_pages(manifest: SwitchManifest) -> int:
-    """Pages that some rank sends, or receives, in the layer chunks; of the rank and the side with most."""
-    sides = Counter[tuple[str, RankId]]()
-    for move in (move for chunk in manifest.layer_chunks for move in chunk):
-        sides["sent", move.src] += 1
-        sides["received", move.dst] += 1
-    return max(sides.values(), default=0)
+    def _by_layer(self) -> list[list[Move]]:
+        """Each layer's moves, so that a layer can compute while the next one's state is on its way."""
+        chunks = [PlannedChunk(chunk, self._mover) for chunk in self._chunks]
+        return [
+            [*weights, *(ChunkMove(chunk, self._mover, layer) for chunk in chunks)]
+            for layer, weights in enumerate(self._weights)
+        ]
+
+    def _all_layers(self) -> list[list[Move]]:
+        """All moves as if of one layer, of whole pages where that takes fewer transfers."""
+        most = len(self._weights) * len(self._chunks)
+        chunks = whole_page_chunks(self._chunks, capacity=self._whole, most=most)
+        if chunks is None:
+            return self._by_layer()
+        weights = (move for moves in self._weights for move in moves)
+        return [[*weights, *self._pages(chunks)]]
+
+    def _pages(self, chunks: Sequence[Chunk]) -> list[Move]:
+        """Moves of whole pages."""
+        return [ChunkMove(PlannedChunk(chunk, self._mover), self._mover, None) for chunk in chunks]

@@ -70,6 +70,8 @@ def ways(
         moved,
         layers=model.spec.num_mla_layers,
         step_s=look.prediction.step_s,
+        # Decode steps are replayed, so all moves before their rows; prompts compute beside the moves.
+        mode=SwitchMode.BLOCKING if snapshot.phase is Phase.DECODE else SwitchMode.OVERLAPPED,
         pending_bytes=_pending(snapshot),
     )
     ahead = _precopied(snapshot, model, look, moved, here_s)
@@ -135,7 +137,6 @@ def _precopied(
         SwitchBytes(weights=0, kv=min(written.kv, moved.kv)),
         layers=model.spec.num_mla_layers,
         ordinary_s=here_s,
-        step_s=look.prediction.step_s,
         bytes_per_step=left_of_link(
             rate_bps=model.profile.link_bps,
             step_s=here_s,

@@ -116,6 +116,10 @@ class Precopy:
         """What `due` will answer if nothing happens before."""
         if self.fallback or self._boundaries_left + self._pace.yielded <= self._yielded:
             return True
+        if self._roster.going_on(SeqState.LANDED):
+            # Its pages would all move in the switching step. At this boundary it begins to run, or to be
+            # brought to where it will, and the next steps copy it ahead.
+            return False
         running = self._running()
         left = sum(self._full_pages(s) - self._cursor(s).next for s in running)
         # Once caught up, a page of each is what steps add; a sequence that has come since is more.

@@ -8,6 +8,7 @@ from splash_core.cost.model import CostModel
 from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_bytes, switch_cost
 from splash_core.layout.layout import RULES, Layout
 from splash_core.simulate.machine import Batch, BatchRow
+from splash_core.switch.manifest import SwitchMode
 
 _NO_LIMIT = 1 << 62
 
@@ -71,23 +72,32 @@ class Pricing:
         return self.model.predict(RULES[layout], load, decode=True).step_s
 
     def switch(
-        self, layout_from: Layout, layout_to: Layout, *, owner_tokens: Sequence[int], step_s: float
+        self,
+        layout_from: Layout,
+        layout_to: Layout,
+        batch: Batch,
+        *,
+        owner_tokens: Sequence[int],
+        step_s: float,
     ) -> SwitchCost:
-        """By what a switch makes its step longer: exposed time, and what hidden transfers slow down."""
+        """By what a switch makes its step, which computes a batch in the destination, longer."""
         rules = RULES[layout_from], RULES[layout_to]
         moved = switch_bytes(self.model.spec, self.model.precision, *rules, owner_tokens=owner_tokens)
-        return self._cost(moved, step_s)
+        return self._cost(moved, batch, step_s)
 
-    def relocation_s(self, pages: int, page_size: int, *, step_s: float) -> float:
+    def relocation_s(self, batch: Batch, page_size: int, *, step_s: float) -> float:
         """By what landed prompts that are brought to their places make a step longer."""
         spec, precision = self.model.spec, self.model.precision
         row = precision.kv_token_bytes(spec) / spec.num_mla_layers
-        return self._cost(SwitchBytes(weights=0, kv=round(pages * page_size * row)), step_s).total_s
+        size = round(batch.relocated_pages * page_size * row)
+        return self._cost(SwitchBytes(weights=0, kv=size), batch, step_s).total_s
 
     def prompt_bytes(self, tokens: int) -> int:
         """KV of so many tokens."""
         return tokens * self.model.precision.kv_token_bytes(self.model.spec)
 
-    def _cost(self, moved: SwitchBytes, step_s: float) -> SwitchCost:
+    def _cost(self, moved: SwitchBytes, batch: Batch, step_s: float) -> SwitchCost:
+        # A step of decode rows is replayed, so all moves before it.
+        mode = SwitchMode.BLOCKING if batch.decodes else SwitchMode.OVERLAPPED
         layers = self.model.spec.num_mla_layers
-        return switch_cost(self.model.profile, moved, layers=layers, step_s=step_s)
+        return switch_cost(self.model.profile, moved, layers=layers, step_s=step_s, mode=mode)

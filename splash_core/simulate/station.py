@@ -235,7 +235,8 @@ class Station:
             exposed_s, extra_s = 0.0, 0.0
             if not self.pilot.free_switches:
                 owners = snapshot.owned_tokens()
-                cost = self._pricing.switch(before, self.machine.layout, owner_tokens=owners, step_s=step_s)
+                layouts = before, self.machine.layout
+                cost = self._pricing.switch(*layouts, batch, owner_tokens=owners, step_s=step_s)
                 exposed_s, extra_s = cost.exposed_s, cost.total_s
                 # Pushes wait for the switch, which goes first on the link.
                 sent_s = cost.bytes_per_rank / self._fleet.model.profile.link_bps
@@ -252,7 +253,7 @@ class Station:
             return extra_s
         if batch.relocated_pages:
             page_size = next(iter(self._fleet.capacities.values())).page_size
-            return self._pricing.relocation_s(batch.relocated_pages, page_size, step_s=step_s)
+            return self._pricing.relocation_s(batch, page_size, step_s=step_s)
         return 0.0
 
     @property

@@ -5,12 +5,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from services.bench.histories import fill_pages
 from splash_core.attention.context import RankContext
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
@@ -18,22 +20,36 @@ from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
 from splash_core.engine.engine import RankEngine
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.recorded_steps import record_decode_steps
+from splash_core.engine.stream_lane import Gpu
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
+from splash_core.layout.ownership import PageCopy
 from splash_core.layout.slots import ArenaMap
 from splash_core.spec.model import ModelSpec
+from splash_core.switch.chunks import STAGING_PARTS
+from tests.support.thread_memory import ThreadSharing
 
 ANSWER_WITHIN_S = 120
 JOIN_WITHIN_S = 400
 """For ranks to come together: a fresh GPU machine reads gigabytes of libraries first."""
+WHOLE_PAGES = 2
+"""Pages of a rank that go whole in one transfer: as on machines, fewer than a request has."""
 GraphsOf = Callable[[RankContext], DecodeGraphs]
 """Makes a rank's recorded decode steps."""
 REPLAYS = "replays"
 """A message: how often each recorded step was replayed in this life, and through which communicator."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fill:
+    """A message: what these pages hold is made up, from the key of each alone; before their first step."""
+
+    pages: tuple[tuple[int, tuple[PageCopy, ...]], ...]
+    """A key, and the copies."""
+
+
 class Ranks(Protocol):
-    """A message is a `Layout` (start a new life in it), a `StepPlan`, `REPLAYS`, or None (end)."""
+    """A message is a `Layout` (start a new life in it), a `StepPlan`, `REPLAYS`, `Fill`, or None (end)."""
 
     arena: ArenaMap
     spec: ModelSpec
@@ -53,8 +69,9 @@ class RankLoop:
         comms: RankComms,
         dtype: torch.dtype,
         graphs_of: GraphsOf | None = None,
+        gpu: Callable[[], Gpu] | None = None,
     ) -> None:
-        self._graphs_of = graphs_of
+        self._graphs_of, self._gpu = graphs_of, gpu
         self._checkpoint, self._arena, self._memory = checkpoint, arena, memory
         self._spec = ModelSpec.from_checkpoint(checkpoint)
         self._comms, self._dtype = comms, dtype
@@ -69,7 +86,10 @@ class RankLoop:
             return dict(graphs.replays), type(self._comms.recorded).__name__
         if not isinstance(message, Layout):
             assert self._engine is not None
-            return self._engine.step(message)
+            if not isinstance(message, Fill):
+                return self._engine.step(message)
+            arena = self._engine.ctx.arena
+            return fill_pages(arena, message.pages, rank=self._comms.compute.rank, seed=0)
         if message not in self._loaded:
             self._memory.zero_()
             engine = RankEngine.load(
@@ -85,6 +105,10 @@ class RankLoop:
         ctx, image = self._loaded[message]
         self._memory.copy_(image)
         self._engine = RankEngine(ctx, self._comms, message, self._graphs(message, ctx))
+        self._engine.mover.whole_page_bytes = WHOLE_PAGES * self._arena.slot_bytes
+        if self._gpu is not None:
+            self._engine._gpu = self._gpu()
+            self._engine.reserve_staging(STAGING_PARTS * WHOLE_PAGES * self._arena.slot_bytes)
         return comms_rank(self._comms)
 
     def _graphs(self, layout: Layout, ctx: RankContext) -> DecodeGraphs | None:
@@ -101,7 +125,7 @@ def comms_rank(comms: RankComms) -> int:
 
 
 class ThreadRanks:
-    """Ranks as threads over the in-process communicator."""
+    """Ranks as threads over the in-process communicator; with `gpu` pages are pulled, on such streams."""
 
     def __init__(
         self,
@@ -110,15 +134,18 @@ class ThreadRanks:
         *,
         dtype: torch.dtype = torch.float64,
         graphs_of: GraphsOf | None = None,
+        gpu: Callable[[], Gpu] | None = None,
     ) -> None:
         self.arena, self.spec = arena, ModelSpec.from_checkpoint(checkpoint)
         self.memories = [torch.zeros(arena.arena_bytes, dtype=torch.uint8) for _ in range(arena.num_ranks)]
         self._inboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
         self._outboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
 
+        sharing = None if gpu is None else ThreadSharing(arena.num_ranks)
+
         def rank_main(comms: RankComms) -> None:
-            rank = comms_rank(comms)
-            loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype, graphs_of)
+            rank, comms = comms_rank(comms), replace(comms, sharing=sharing)
+            loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype, graphs_of, gpu)
             _serve(loop, self._inboxes[rank].get, self._outboxes[rank].put)
 
         self._thread = threading.Thread(

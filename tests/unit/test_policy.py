@@ -313,7 +313,7 @@ class TestExecutor:
         assert staying.executor is Executor.NONE
 
     def test_the_budget_may_have_room_for_what_is_copied_ahead_only(self) -> None:
-        tight = replace(EAGER, exposed_ms_per_minute=1.0)
+        tight = replace(EAGER, exposed_ms_per_minute=2.0)
         seen = snapshot(LONG, precopy_bytes_per_step=10_000_000)
         assert decide(seen, MODEL, tight, PolicyState())[0].executor is Executor.PRECOPIED
 

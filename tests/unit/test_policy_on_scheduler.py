@@ -130,8 +130,8 @@ def switched_with(config: PolicyConfig, **settings: object) -> Pilot:
     return pilot
 
 
-def test_a_switch_that_stalls_no_longer_than_a_step_is_overlapped() -> None:
-    pilot = switched_with(PolicyConfig(dwell_s=DWELL_S))
+def test_a_switch_that_keeps_the_itl_bound_is_overlapped() -> None:
+    pilot = switched_with(PolicyConfig(dwell_s=DWELL_S, itl_bound_ms=400.0))
     (first, *_) = pilot.switches
     assert (first.layout_to, first.executor) == (Layout.DP, Executor.OVERLAPPED)
     assert [event.mode for event in pilot.group.switched] == [SwitchMode.OVERLAPPED] * len(pilot.switches)

@@ -30,13 +30,15 @@ V3 = named_spec("deepseek-v3")
     ("max_running", "num_ranks", "buckets"),
     [
         (64, 2, (1, 2, 4, 8, 16, 32, 64)),
-        (64, 8, (1, 2, 4, 8, 16)),
+        (64, 8, (1, 2, 4, 8, 16, 32, 64)),
+        (256, 8, (1, 2, 4, 8, 16, 32, 64, 128)),
+        (2000, 8, (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)),
         (5, 2, (1, 2, 4, 5)),
         (1, 4, (1,)),
         (3, 1, (1, 2, 3)),
     ],
 )
-def test_buckets_double_up_to_twice_an_even_share(
+def test_buckets_double_up_to_what_one_rank_may_have_at_home(
     max_running: int, num_ranks: int, buckets: tuple[int, ...]
 ) -> None:
     assert decode_buckets(max_running, num_ranks) == buckets

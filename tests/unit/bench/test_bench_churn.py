@@ -139,3 +139,31 @@ def test_a_row_tells_what_happened() -> None:
     assert 0 < churn["invalidated_bytes"] < churn["copied_bytes"]
     assert churn["ahead_steps"] > rows["precopied"]["ahead_steps"]
     assert churn["ahead_ms_p95"] >= churn["ahead_ms_p50"] > 0
+
+
+def test_no_step_of_any_direction_is_launched_where_steps_are_recorded() -> None:
+    asked = SwitchSettings(
+        device="cpu",
+        model="tiny",
+        ranks=2,
+        backend=INPROCESS,
+        phase="decode",
+        batch="4",
+        context="48",
+        modes="overlapped,precopied",
+        reps=1,
+        warmup=0,
+        ordinary=2,
+        precopy_bytes_per_step=8 << 10,
+        staging_bytes=64 << 10,
+        churn_every=2,
+        graphs="on",
+    )
+    rows = run_spmd(switch.run, resolved(asked))["rows"]
+    assert len(rows) == 12 * 3
+    for row in rows:
+        what = f"{row['mode']} {row['from']} → {row['to']}"
+        assert (row["launched"], row["switching_launched"]) == (0, 0), what
+        # Those on either side, one in front, what copied ahead, and the switching step.
+        assert row["replayed"] == 2 * 2 + 1 + row.get("ahead_steps", 0) + 1, what
+    assert any(row["admitted"] for row in rows if row["mode"] == "churn")
