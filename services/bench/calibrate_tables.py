@@ -22,7 +22,11 @@ _SHOWN = {
     "head_s": ("per layer, row and head", "µs", 1e6),
     "row_s": ("per layer and row", "µs", 1e6),
     "draw_s": ("per token drawn", "µs", 1e6),
+    "served_step_s": ("service, per step", "µs", 1e6),
+    "served_token_s": ("service, per token", "µs", 1e6),
 }
+_SERVED = ("served_step_s", "served_token_s")
+"""Not measured in every calibration."""
 
 
 def calibrate_tables(document: Mapping[str, Any]) -> str:
@@ -46,6 +50,7 @@ def _constants(profile: Mapping[str, Any]) -> str:
     rows = [
         {"name": words, "value": f"{_three(profile[name] * factor)} {unit}".strip()}
         for name, (words, unit, factor) in _SHOWN.items()
+        if name in profile and (profile[name] or name not in _SERVED)
     ]
     return markdown_table({"θ": lambda row: row["name"], "fitted": lambda row: row["value"]}, rows)
 

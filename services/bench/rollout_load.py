@@ -53,15 +53,17 @@ def rollout_workload(settings: RolloutSettings) -> Workload:
 
 def prompts_of(requests: Sequence[Request], *, seed: int, vocab: int) -> tuple[Prompt, ...]:
     """Prompts of ordinary random tokens, as long as the workload says."""
-    low, high = min(LOWEST_ID, vocab // 4), min(HIGHEST_ID, vocab * 3 // 4)
     dice = np.random.default_rng(seed)
     return tuple(
-        Prompt(
-            tokens=tuple(dice.integers(low, high, request.prompt_tokens).tolist()),
-            output=request.output_tokens,
-        )
+        Prompt(tokens=prompt_ids(dice, request.prompt_tokens, vocab=vocab), output=request.output_tokens)
         for request in requests
     )
+
+
+def prompt_ids(dice: np.random.Generator, length: int, *, vocab: int) -> tuple[int, ...]:
+    """Ordinary tokens of a vocabulary, large or tiny."""
+    low, high = min(LOWEST_ID, vocab // 4), min(HIGHEST_ID, vocab * 3 // 4)
+    return tuple(dice.integers(low, high, length).tolist())
 
 
 def stream_all(client: openai.OpenAI, prompts: Sequence[Prompt], *, model: str) -> list[Streamed]:

@@ -23,7 +23,7 @@ class RolloutSettings:
     runs: int = setting(5, "Runs; in each, every arm once.", within=Range(least=1, most=31))
     requests: int = setting(64, "Requests at once.", within=COUNT)
     lengths: float = setting(
-        0.0625, "Multiplies prompts and outputs of the simulator's rl-rollout.", within=POSITIVE
+        0.04, "Multiplies prompts and outputs of the simulator's rl-rollout.", within=POSITIVE
     )
     seed: int = setting(0, "Of lengths and prompts.")
     ranks: int = setting(2, "Ranks of each of the two groups.", within=COUNT)
