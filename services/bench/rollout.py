@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import openai
+import psutil
 
 from services.admin_client import AdminClient
 from services.bench.document import BenchDocument, measured_here
@@ -52,7 +53,7 @@ def measure(settings: RolloutSettings, progress: Callable[[str], None]) -> Bench
             "what": "workload",
             "requests": lengths_text(requests),
             "policy": document.to_toml(),
-            "profile": settings.profile,
+            "cores": psutil.cpu_count(),
         }
     ]
     progress("starting router, prefill group and decode group")

@@ -40,13 +40,13 @@ def with_simulation(
     rows = [row for row in document["rows"] if row["what"] not in ("simulated", "profile")]
     recorded = next(row for row in rows if row["what"] == "workload")
     policies = Policies(document=parse_document(recorded["policy"], source="the document's policy"))
-    fleet = fleet_of(document["settings"], profile)
+    fleet = fleet_of(document["settings"], profile, host_cores=recorded["cores"])
     found = compare(fleet, workload_of(recorded["requests"]), policies, progress=progress)
     return {**document, "rows": [*rows, _profile_row(profile), *_rows(found, rows)]}
 
 
-def fleet_of(settings: Mapping[str, Any], profile: HardwareProfile) -> Fleet:
-    """The two groups of the measured stack."""
+def fleet_of(settings: Mapping[str, Any], profile: HardwareProfile, *, host_cores: int) -> Fleet:
+    """The two groups of the measured stack, on the host's cores."""
     profile.check_group(device="cpu", dtype=settings["dtype"], ranks=settings["ranks"])
     checkpoint = resolve_model(settings["model"])
     model = CostModel(
@@ -59,6 +59,7 @@ def fleet_of(settings: Mapping[str, Any], profile: HardwareProfile) -> Fleet:
         groups={Role.PREFILL: 1, Role.DECODE: 1},
         chunk_tokens=settings["chunk_tokens"],
         max_running=settings["max_running"],
+        host_cores=host_cores,
         layouts=tuple(map(Layout, FIXED)),
     )
     return fleet_of_room(model, kv_bytes=settings["kv_bytes"], page_size=settings["page_size"], shape=shape)
