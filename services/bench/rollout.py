@@ -5,7 +5,7 @@ runs are; the policy's begins where services start. Invariant: a run's arms diff
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,27 +35,18 @@ _NOWHERE = ("out", "commit", "label", "run_dir", "simulate", "profile")
 """Settings that no result depends on, or that the document says otherwise."""
 
 
-def measure(settings: RolloutSettings, progress: Callable[[str], None]) -> BenchDocument:
-    """Run all arms; nothing is written.
+def measure(settings: RolloutSettings, progress: Callable[[str], None]) -> Iterator[BenchDocument]:
+    """Run all arms; the document so far, after each run.
 
     Raises:
         ConfigError: the policy is off, so that there is nothing to compare.
     """
     if settings.policy == "off":
         raise ConfigError("--policy off compares nothing; give auto, or a policy file")
-    document, checkpoint = load_document(settings.policy), resolve_model(settings.model)
-    requests = rollout_workload(settings).requests
-    prompts = prompts_of(
-        requests, seed=settings.seed, vocab=ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name).vocab
-    )
-    rows: list[Row] = [
-        {
-            "what": "workload",
-            "requests": lengths_text(requests),
-            "policy": document.to_toml(),
-            "cores": psutil.cpu_count(),
-        }
-    ]
+    checkpoint, requests = resolve_model(settings.model), rollout_workload(settings).requests
+    vocab = ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name).vocab
+    prompts = prompts_of(requests, seed=settings.seed, vocab=vocab)
+    rows: list[Row] = [_workload_row(settings, requests)]
     progress("starting router, prefill group and decode group")
     with Stack(_stack_settings(settings)) as stack:
         client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
@@ -67,9 +58,22 @@ def measure(settings: RolloutSettings, progress: Callable[[str], None]) -> Bench
                 for arm in arms_in_order(ARMS, run):
                     progress(f"run {run + 1} of {settings.runs}: {arm}")
                     rows.append({"what": "arm", "run": run, **arms.run(arm)})
-    rows.append(concluded(rows))
+                yield _document(settings, [*rows, concluded(rows)])
+
+
+def _document(settings: RolloutSettings, rows: Sequence[Row]) -> BenchDocument:
     kept = {name: value for name, value in asdict(settings).items() if name not in _NOWHERE}
     return measured_here("rollout", settings=kept, rows=rows, commit=settings.commit)
+
+
+def _workload_row(settings: RolloutSettings, requests: Sequence[Request]) -> Row:
+    """What a simulation needs beside the settings."""
+    return {
+        "what": "workload",
+        "requests": lengths_text(requests),
+        "policy": load_document(settings.policy).to_toml(),
+        "cores": psutil.cpu_count(),
+    }
 
 
 def lengths_text(requests: Sequence[Request]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ def rollout(settings: RolloutSettings, as_json: bool) -> int:  # noqa: FBT001
     Example: `splash bench rollout --profile profile.json --out docs/results`
     """
     # Imported here: `splash bench --help` needs none of it.
-    from services.bench.rollout import measure
     from services.bench.rollout_simulated import with_simulation
     from splash_core.leader.profile_file import read_profile
 
@@ -30,18 +29,33 @@ def rollout(settings: RolloutSettings, as_json: bool) -> int:  # noqa: FBT001
         raise ConfigError("--simulate needs --profile: the file that `splash calibrate` wrote")
     profile = read_profile(Path(settings.profile)) if settings.profile else None
     with stages(progress_console(), "bench rollout") as progress:
-        if settings.simulate:
-            path, document = Path(settings.simulate), _read(Path(settings.simulate))
-        else:
-            measured = measure(settings, progress)
-            path = fresh_path(Path(settings.out), measured, settings.label) if settings.out else None
-            document = measured.to_json()
-            _write(path, document)  # the simulation cannot lose it
+        path, document = _earlier(settings) if settings.simulate else _measured(settings, progress)
         if profile is not None:
             document = with_simulation(document, profile, progress)
             _write(path, document)
     sys.stdout.write(json.dumps(document) + "\n" if as_json else section(document))
     return 0
+
+
+def _earlier(settings: RolloutSettings) -> tuple[Path | None, Mapping[str, Any]]:
+    path = Path(settings.simulate)
+    return path, _read(path)
+
+
+def _measured(
+    settings: RolloutSettings, progress: Callable[[str], None]
+) -> tuple[Path | None, Mapping[str, Any]]:
+    """The document, and where it lies; it is written after each run, so that a kill leaves those before."""
+    from services.bench.rollout import measure
+
+    path: Path | None = None
+    document: Mapping[str, Any] = {}
+    for measured in measure(settings, progress):
+        if settings.out and path is None:
+            path = fresh_path(Path(settings.out), measured, settings.label)
+        document = measured.to_json()
+        _write(path, document)
+    return path, document
 
 
 def _read(path: Path) -> Mapping[str, Any]:
