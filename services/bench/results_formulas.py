@@ -243,6 +243,9 @@ others waited. The time that repetitions took decides nothing.
     of limit = median over steps of error / max(15 %, 2 × spread); it holds at 1 or less
     choice   = the layout whose predicted time for a batch is least. Good if measured to be the best or at
                most 5 % slower; it holds if 90 % are, in each phase
+    gap      = (time in which all streams of a running stack decode) · streams / tokens told in it, of each
+               round. Service adds a step and b a token: least squares of (predicted + a + b · streams) / gap
+               to 1, neither below 0, over all layouts together (`--streams`)
 """
 
 FORMULAS = {

@@ -107,3 +107,4 @@ def test_what_service_adds_enters_the_profile(model: Path, tmp_path: Path) -> No
     written = HardwareProfile.from_json((tmp_path / "profile.json").read_text())
     assert min(written.served_step_s, written.served_token_s) >= 0
     assert {"served/TP", "served/DOP"} <= set(written.provenance.residuals)
+    assert "Service adds" in section(document)
