@@ -161,6 +161,7 @@ once, in an order rotated by run.
     of best     = mean makespan / mean makespan of best
     ITL         = gaps between two tokens of a request, all requests; means of the runs' percentiles
     switches    = executed, of both phases, mean of the runs
+    service     = CPU seconds of leaders, router and client in an arm; others: of what is not the stack, noise
     differing   = requests, over all runs, of which any token differs from the arm that warmed up; target: 0
     error       = simulated makespan / mean of the measured ones − 1; target: within ± 15 %
 

@@ -14,6 +14,7 @@ import psutil
 
 from services.admin_client import AdminClient
 from services.bench.document import BenchDocument, measured_here
+from services.bench.rollout_cpu import CpuUse
 from services.bench.rollout_load import Prompt, Streamed, prompts_of, rollout_workload, stream_all
 from services.bench.rollout_rows import Row, arms_in_order, concluded, first_difference, gap_fields
 from services.bench.rollout_settings import RolloutSettings
@@ -51,7 +52,7 @@ def measure(settings: RolloutSettings, progress: Callable[[str], None]) -> Itera
     with Stack(_stack_settings(settings)) as stack:
         client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
         with client, AdminClient(stack.admin_url, "") as admin:
-            arms = _Arms(client, admin, prompts, model=checkpoint.name, rest_s=settings.rest_s)
+            arms = _Arms(client, admin, prompts, settings, cpu=CpuUse(stack.pids), model=checkpoint.name)
             progress(f"warming up, {ARMS[0]}")
             arms.run(ARMS[0])
             for run in range(settings.runs):
@@ -110,23 +111,27 @@ class _Arms:
         client: openai.OpenAI,
         admin: AdminClient,
         prompts: Sequence[Prompt],
+        settings: RolloutSettings,
         *,
+        cpu: CpuUse,
         model: str,
-        rest_s: float,
     ) -> None:
         self._client = client
         self._admin = admin
         self._prompts = prompts
+        self._rest_s = settings.rest_s
+        self._cpu = cpu
         self._model = model
-        self._rest_s = rest_s
         self._reference: list[list[str]] = []
 
     def run(self, arm: str) -> dict[str, Any]:
         """One arm, from an idle stack to an idle stack."""
         self._prepare(arm)
         time.sleep(self._rest_s)
+        self._cpu.since()
         epochs, began = self._epochs(), time.time()
         streams = stream_all(self._client, self._prompts, model=self._model)
+        cpu_s = self._cpu.since()
         makespan_s = max(stream.times[-1] for stream in streams)
         tokens = [stream.tokens for stream in streams]
         self._reference = self._reference or tokens
@@ -142,6 +147,7 @@ class _Arms:
             "executed": sum(after - epochs[name] for name, after in self._epochs().items()),
             "switches": self._switches(began),
             "left": _left(streams),
+            "cpu_s": cpu_s,
         }
 
     def _prepare(self, arm: str) -> None:

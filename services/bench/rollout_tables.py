@@ -36,9 +36,22 @@ def _arms(kinds: _NAMES) -> str:
             milliseconds(mean_of(row["arm"], f"itl_ms_{name}")) for name in ("p50", "p95", "p99")
         ),
         "switches": lambda row: number(mean_of(row["arm"], "executed")),
+        "service, others": lambda row: _beside(row["arm"], kinds["arm"]),
         "differing": lambda row: number(sum(r["differing"] for r in kinds["arm"] if r["arm"] == row["arm"])),
     }
     return markdown_table(columns, [{"arm": arm} for arm in spans])
+
+
+def _beside(arm: str, rows: Sequence[Row]) -> str:
+    """CPU seconds of all but the ranks, and of all but the stack and its client."""
+    mine = [row["cpu_s"] for row in rows if row["arm"] == arm]
+    service = sum(used for one in mine for name, used in one.items() if not _apart(name))
+    return f"{service / len(mine):.1f}, {sum(one['others'] for one in mine) / len(mine):.1f}"
+
+
+def _apart(name: str) -> bool:
+    """True for what is no leader, router or client."""
+    return name == "others" or name.endswith(" ranks")
 
 
 def _bound(row: Row) -> str:

@@ -34,6 +34,7 @@ def arm(name: str, run: int, makespan_s: float, **fields: Any) -> dict[str, Any]
         "difference": "",
         "executed": 0,
         "switches": [],
+        "cpu_s": {"client": 1.0, "router": 2.0, "decode-0 ranks": 20.0, "others": 0.5},
         **fields,
     }
 
@@ -132,6 +133,7 @@ class TestTables:
         )
         assert "| TP | 10.00 | 10.00, 11.00, 9.00 | 1.000 |" in text
         assert "Policy against TP, the best fixed layout, over 3 runs" in text
+        assert "| 3.0, 0.5 |" in text
         assert "no token differs" in text
         assert "run 3: decode DP → TP at 5.0 s (overlapped)" in text
         assert "Simulated with θ, measured, a note" in text
