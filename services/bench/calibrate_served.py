@@ -113,6 +113,7 @@ def _stack_settings(settings: CalibrateSettings, dtype: str, *, most: int) -> Up
         page_size=settings.page_size or 16,
         kv_bytes=_KV_BYTES,
         max_running=most,
+        canary_every_s=0.0,
         port=0,
         admin_port=0,
     )

@@ -97,6 +97,7 @@ def _stack_settings(settings: RolloutSettings) -> UpSettings:
         kv_bytes=settings.kv_bytes,
         chunk_tokens=settings.chunk_tokens,
         max_running=settings.max_running,
+        canary_every_s=settings.canary_every_s,
         port=0,
         admin_port=0,
         run_dir=settings.run_dir,

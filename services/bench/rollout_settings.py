@@ -39,6 +39,12 @@ class RolloutSettings:
         "Pause before each arm; longer than the policy's dwell, which counts from how the arm was prepared.",
         unit="s",
     )
+    canary_every_s: float = setting(
+        0.0,
+        "As `splash up`: above 0, fixed prompts are also asked after each switch, beside the requests; the "
+        "simulation has no such prompts.",
+        unit="s",
+    )
     run_dir: str = setting("", "Folder for logs; default: as `splash up`.")
     out: str = setting("", "Folder for the JSON document, for example docs/results.")
     label: str = setting("", "A word for the document's name, beside benchmark, date and commit.")

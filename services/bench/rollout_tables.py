@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from services.bench.results_tables import markdown_table, milliseconds, number
 from services.bench.rollout_rows import NEAR, TARGET, Row, by_arm
 
-_NAMES = Mapping[str, Sequence[Row]]
+_Kinds = Mapping[str, Sequence[Row]]
 
 
 def rollout_tables(rows: Sequence[Row]) -> str:
@@ -19,7 +19,7 @@ def rollout_tables(rows: Sequence[Row]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _arms(kinds: _NAMES) -> str:
+def _arms(kinds: _Kinds) -> str:
     spans, bound = by_arm(kinds["arm"]), kinds["bound"][0]
     means = {arm: statistics.mean(times) for arm, times in spans.items()}
 
@@ -84,7 +84,7 @@ def _switches(arms: Sequence[Row]) -> str:
     return "Switches that the policy decided:\n\n" + "".join(lines) if lines else ""
 
 
-def _simulated(kinds: _NAMES) -> str:
+def _simulated(kinds: _Kinds) -> str:
     columns: dict[str, Callable[[Row], str]] = {
         "arm": lambda row: row["arm"],
         "simulated s": lambda row: f"{row['makespan_s']:.2f}",
