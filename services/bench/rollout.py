@@ -18,6 +18,7 @@ from services.bench.rollout_cpu import CpuUse
 from services.bench.rollout_load import Prompt, Streamed, prompts_of, rollout_workload, stream_all
 from services.bench.rollout_rows import Row, arms_in_order, concluded, first_difference, gap_fields
 from services.bench.rollout_settings import RolloutSettings
+from services.bench.rollout_simulated import lengths_text
 from services.bench.workload import FIXED, POLICY
 from services.launch import Stack
 from splash_core.config import UpSettings
@@ -75,11 +76,6 @@ def _workload_row(settings: RolloutSettings, requests: Sequence[Request]) -> Row
         "policy": load_document(settings.policy).to_toml(),
         "cores": psutil.cpu_count(),
     }
-
-
-def lengths_text(requests: Sequence[Request]) -> str:
-    """Requests on one line of a document: `prompt:output`, with spaces between."""
-    return " ".join(f"{request.prompt_tokens}:{request.output_tokens}" for request in requests)
 
 
 def _stack_settings(settings: RolloutSettings) -> UpSettings:

@@ -25,6 +25,8 @@ from splash_core.simulate.workload import Request, Workload
 from splash_core.spec.model import ModelSpec
 
 Document = Mapping[str, Any]
+_APART_S = 0.001
+"""Requests of one moment reach a router one after the other: the first prompt's step has no other in it."""
 
 
 def with_simulation(
@@ -65,11 +67,18 @@ def fleet_of(settings: Mapping[str, Any], profile: HardwareProfile, *, host_core
     return fleet_of_room(model, kv_bytes=settings["kv_bytes"], page_size=settings["page_size"], shape=shape)
 
 
+def lengths_text(requests: Sequence[Request]) -> str:
+    """Requests on one line of a document: `prompt:output`, with spaces between."""
+    return " ".join(f"{request.prompt_tokens}:{request.output_tokens}" for request in requests)
+
+
 def workload_of(text: str) -> Workload:
     """What `lengths_text` wrote."""
     pairs = [tuple(map(int, part.split(":"))) for part in text.split()]
     requests = tuple(
-        Request(key=key, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output, max_tokens=output)
+        Request(
+            key=key, arrival_s=key * _APART_S, prompt_tokens=prompt, output_tokens=output, max_tokens=output
+        )
         for key, (prompt, output) in enumerate(pairs)
     )
     return Workload(name="rl-rollout", requests=requests)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from services.bench.rollout_rows import (
     upper_bound,
 )
 from services.bench.rollout_settings import RolloutSettings
+from services.bench.rollout_simulated import lengths_text, workload_of
 from services.bench.rollout_tables import rollout_tables
 
 ARMS = ("TP", "DP", "policy")
@@ -116,6 +118,14 @@ class TestRequests:
             prompts = prompts_of(requests, seed=0, vocab=vocab)
             assert [len(prompt.tokens) for prompt in prompts] == [one.prompt_tokens for one in requests]
             assert all(0 <= token < vocab for prompt in prompts for token in prompt.tokens)
+
+    def test_what_is_simulated_is_what_was_asked(self) -> None:
+        requests = rollout_workload(RolloutSettings()).requests
+        again = workload_of(lengths_text(requests)).requests
+        arrivals = [one.arrival_s for one in again]
+        assert arrivals == sorted(set(arrivals))
+        assert arrivals[0] == 0.0
+        assert [replace(one, arrival_s=0.0) for one in again] == list(requests)
 
     def test_gaps_lie_between_tokens(self) -> None:
         assert Streamed(tokens=["a", "b", "c"], times=[1.0, 1.5, 1.75]).gaps_s == [0.5, 0.25]
