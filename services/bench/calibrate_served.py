@@ -25,7 +25,8 @@ from splash_core.policy.snapshot import Phase
 from splash_core.spec.model import ModelSpec
 from splash_core.units import MIB
 
-_PROMPT = 16
+_PROMPT = 4
+"""Tokens: so short that all streams begin within few steps."""
 _ROUNDS = 2
 _KV_BYTES = 512 * MIB
 _HOLD_S = 3600.0
