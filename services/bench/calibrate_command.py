@@ -37,8 +37,22 @@ def calibrate(settings: CalibrateSettings, as_json: bool) -> int:  # noqa: FBT00
 
 
 def _measured(settings: CalibrateSettings) -> dict[str, Any]:
-    if settings.measured:
-        return dict(_read(Path(settings.measured))) | {"file": settings.measured}
+    document = _earlier(settings) if settings.measured else _on_ranks(settings)
+    if settings.streams:
+        from services.bench.calibrate_served import serve
+
+        told = document["settings"]
+        rows = [row for row in document["rows"] if "served" not in row]
+        served = serve(replace(settings, model=told["checkpoint"], ranks=told["ranks"]), dtype=told["dtype"])
+        document["rows"] = [*rows, *served]
+    return document
+
+
+def _earlier(settings: CalibrateSettings) -> dict[str, Any]:
+    return dict(_read(Path(settings.measured))) | {"file": settings.measured}
+
+
+def _on_ranks(settings: CalibrateSettings) -> dict[str, Any]:
     from services.bench.calibrate import run
     from services.bench.spmd import resolved, run_spmd
 

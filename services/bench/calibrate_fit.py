@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from services.bench.calibrate_served import served_of
 from services.bench.shapes import SHAPES, measured_spec
 from splash_core.cost.accuracy import Accuracy
 from splash_core.cost.fit import Measured, fit
@@ -12,6 +13,7 @@ from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import HardwareProfile, Provenance, analytical_profile
 from splash_core.cost.samples import Sample, operations_of, samples_of
+from splash_core.cost.served import with_service
 from splash_core.spec.hardware import named_gpu
 from splash_core.units import DENSE_EXPERT_ROWS, MIB
 
@@ -36,6 +38,7 @@ def concluded(document: Document) -> dict[str, Any]:
     accuracy = Accuracy.of(replace(model, profile=profile), steps)
     provenance = _provenance(document, accuracy)
     named = replace(profile, name=_name(settings), ranks=settings["ranks"], provenance=provenance)
+    named = with_service(replace(model, profile=named), served_of(rows))
     return {
         **document,
         "profile": json.loads(named.to_json()),

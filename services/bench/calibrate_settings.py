@@ -17,7 +17,8 @@ class CalibrateSettings(BenchSettings):
     )
     out: str = setting("", "File for the profile, for --profile of `splash up`; default: only shown.")
     measured: str = setting(
-        "", "JSON document of an earlier run: its measurements are fitted again, nothing is measured."
+        "",
+        "JSON document of an earlier run: it is fitted again, and nothing but --streams is measured.",
     )
     results: str = setting("", "Folder for the JSON document, for example docs/results.")
     budget_s: float = setting(
@@ -34,5 +35,11 @@ class CalibrateSettings(BenchSettings):
     most_pairs: int = setting(
         65536, "Most (row, key) pairs of one prefill step: bounds its time.", within=COUNT
     )
+    streams: str = setting(
+        "",
+        "Streams at once, a list such as 1,4,16,64: they are served at the end, and what service adds to a "
+        "step enters the profile (CPU only; the model needs a checkpoint).",
+    )
+    stream_tokens: int = setting(32, "Tokens that each of them generates.", unit="tokens", within=COUNT)
     reps: int = setting(5, "Repetitions of each step; the median counts.", within=COUNT)
     warmup: int = setting(2, "Steps in front of them that never enter the fit.", within=COUNT)

@@ -38,8 +38,9 @@ def calibrate_tables(document: Mapping[str, Any]) -> str:
         _errors(accuracy["groups"]),
         _choices(accuracy["choices"]),
         f"{held if accuracy['holds'] else missed}\n",
+        _served(document["rows"], profile),
     )
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def _constants(profile: Mapping[str, Any]) -> str:
@@ -105,6 +106,25 @@ def _choices(choices: list[Row]) -> str:
         if one["held_out"] and one["slower"] > NEAR
     ]
     return table + ("\nHeld-out choices that were not:\n\n" + "".join(bad) if bad else "")
+
+
+def _served(rows: list[Row], profile: Mapping[str, Any]) -> str:
+    """What service adds, and the streams that say so; empty where none were served."""
+    served = [row for row in rows if "served" in row]
+    if not served:
+        return ""
+    step, token = (_three(profile[name] * 1e3) for name in ("served_step_s", "served_token_s"))
+    table = markdown_table(
+        {
+            "streams": lambda row: number(row["streams"]),
+            "layout": lambda row: row["served"],
+            "gap ms": lambda row: ", ".join(map(_three, row["ms"])),
+        },
+        sorted(served, key=lambda row: row["streams"]),
+    )
+    errors = {name: error for name, error in profile["provenance"]["residuals"].items() if "served" in name}
+    told = ", ".join(f"{name.partition('/')[2]} {error:.1%}" for name, error in errors.items())
+    return f"Service adds {step} ms a step and {token} ms a token; errors with it: {told}.\n\n{table}"
 
 
 def _three(value: float) -> str:

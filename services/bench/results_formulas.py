@@ -145,6 +145,30 @@ SERVE = """### Serving
     ratio            = tokens/s / tokens/s of transformers' `generate` on the same checkpoint and machine
 """
 
+ROLLOUT = """### Rollout
+
+One stack serves the same requests again and again: all at once, greedy, outputs with a long tail, so that the
+batch shrinks to one. An *arm* is a fixed layout, pinned in both phases, or the policy, which begins where
+services start (prefill TP, decode DP). No canary asks between (`canary_every_s`). After an arm that warms up
+and is not counted, each run has every arm once, in an order rotated by run.
+
+    makespan    = from the moment at which all requests begin, at the client, to the last token
+    best        = the fixed layout with the least mean makespan over the runs
+    x_r         = ln(makespan of the policy in run r / makespan of best in run r)
+    ratio       = exp(mean of x)
+    upper bound = exp(mean of x + t · s / √n), one-sided 95 %: n runs, s the standard deviation of x, t of
+                  Student's distribution with n − 1 degrees of freedom; target: at most 1.05
+    of best     = mean makespan / mean makespan of best
+    ITL         = gaps between two tokens of a request, all requests; means of the runs' percentiles
+    switches    = executed, of both phases, mean of the runs
+    service     = CPU seconds of leaders, router and client in an arm; others: of what is not the stack, noise
+    differing   = requests, over all runs, of which any token differs from the arm that warmed up; target: 0
+    error       = simulated makespan / mean of the measured ones − 1; target: within ± 15 %
+
+The simulation (docs/simulator.md) has the same requests, group sizes, pools and limits, and takes time from
+the profile that is named; nothing that an arm measured enters.
+"""
+
 HANDOFF = """### Handoffs
 
 All bytes of a handoff go from one process to another on this host, in pages that lie scattered on both sides.
@@ -220,6 +244,9 @@ others waited. The time that repetitions took decides nothing.
     of limit = median over steps of error / max(15 %, 2 × spread); it holds at 1 or less
     choice   = the layout whose predicted time for a batch is least. Good if measured to be the best or at
                most 5 % slower; it holds if 90 % are, in each phase
+    gap      = (time in which all streams of a running stack decode) · streams / tokens told in it, of each
+               round. Service adds a step and b a token: least squares of (predicted + a + b · streams) / gap
+               to 1, neither below 0, over all layouts together (`--streams`)
 """
 
 FORMULAS = {
@@ -229,6 +256,7 @@ FORMULAS = {
     "sweep": SWEEP,
     "agreement": AGREEMENT,
     "serve": SERVE,
+    "rollout": ROLLOUT,
     "handoff": HANDOFF,
     "faults": FAULTS,
     "shared-link": SHARED_LINK,

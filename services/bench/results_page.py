@@ -12,6 +12,7 @@ from services.bench.agreement_tables import agreement_tables
 from services.bench.calibrate_tables import calibrate_tables
 from services.bench.results_formulas import FORMULAS, HEAD
 from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
+from services.bench.rollout_tables import rollout_tables
 from services.bench.shared_link_rows import shared_link_table
 from services.bench.sweep_tables import peer_tables, sweep_table
 from services.bench.switch_tables import switch_tables
@@ -204,6 +205,7 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "sweep": sweep_table,
     "agreement": _agreement,
     "serve": _serve,
+    "rollout": lambda document, _: rollout_tables(document["rows"]),
     "handoff": _handoff,
     "faults": _faults,
     "peer": peer_tables,

@@ -1,4 +1,4 @@
-"""`splash bench serve` and `handoff`; the benchmarks on ranks are in `services.bench.cli`."""
+"""Benchmarks of what is served, and of handoffs; those on ranks are in `services.bench.cli`."""
 
 import dataclasses
 import json
@@ -14,12 +14,16 @@ from services.bench.cli import app
 from services.bench.document import measured_here
 from services.bench.handoff import HandoffSettings, handoff_rows
 from services.bench.results_page import section
+from services.bench.rollout_command import rollout
+from services.bench.rollout_settings import RolloutSettings
 from services.bench.shared_link_settings import SharedLinkSettings
 from services.bench.workload import FIXED, POLICY, Workload, rate_name
 from services.options import settings_command
 from services.progress import progress_console, stages
 
 __all__ = ["app"]
+
+settings_command(app, "rollout", RolloutSettings)(rollout)
 
 ALL = ",".join((*FIXED, POLICY))
 Layouts = Annotated[str, typer.Option(help="Which to measure, separated by commas.")]

@@ -138,6 +138,7 @@ class CostModel:
         per_layer += shares.home_rows * profile.row_s
         per_layer += shares.row_heads(self.spec.heads, Matrix.Q_B) * profile.head_s
         per_step = shares.steps * profile.step_overhead_s + shares.drawn * profile.draw_s
+        per_step += shares.steps * profile.served_step_s + shares.total.samples * profile.served_token_s
         return self.spec.layers * per_layer + per_step
 
     def _projections(self, shares: Shares, form: AttentionForm) -> float:

@@ -76,6 +76,10 @@ class HardwareProfile:
     """Per token drawn on a rank."""
     interference: float = 0.0
     """Seconds of slow-down per second of transfer hidden behind computation."""
+    served_step_s: float = 0.0
+    """Per step in service: by what leader, router and clients on the host make it longer (`cost.served`)."""
+    served_token_s: float = 0.0
+    """The same per token drawn, on all ranks together."""
     sparse_head_tile: int = 1
     """Heads that a sparse attention kernel computes at least, though fewer may be asked for."""
     dense_expert_rows: int = 0
@@ -171,6 +175,8 @@ _EXTRAS = (
     "row_s",
     "draw_s",
     "interference",
+    "served_step_s",
+    "served_token_s",
 )
 
 

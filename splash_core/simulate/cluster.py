@@ -15,6 +15,7 @@ from splash_core.errors import InvariantBroken
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.agenda import Agenda, Order
+from splash_core.simulate.cores import Cores
 from splash_core.simulate.counted import CountedMachine
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.ledger import Ledger, Times
@@ -68,6 +69,7 @@ class Cluster:
         self._fleet = fleet
         self._agenda = Agenda()
         self._pricing = Pricing(model=fleet.model)
+        self._cores = Cores(fleet.host_cores, ranks=fleet.model.num_ranks)
         self._waiting: deque[_Open] = deque()
         self._unheard = QueueLoad(requests=0, prompt_tokens=0)
         self._open: dict[int, _Open] = {}
@@ -113,6 +115,7 @@ class Cluster:
             fleet=self._fleet,
             agenda=self._agenda,
             ledger=self.ledger,
+            cores=self._cores,
             told=Told(leased=self._leased, prefilled=self._prefilled, finished=self._finished),
             most_steps=ANY_STEPS if detail is Detail.FAST else 1,
         )

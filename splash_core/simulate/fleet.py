@@ -29,6 +29,8 @@ class Fleet:
     max_running: int = 256
     handoff_bps: float | None = None
     """Bytes per second that a rank pushes into another group; None: as fast as inside a group."""
+    host_cores: int | None = None
+    """Cores that the ranks of all groups share; None: each rank has its own, or a device."""
     expected_output: int = 512
     """Output that the router expects of a request which may generate more, tokens."""
     kv_overcommit: float = 2.0

@@ -29,6 +29,7 @@ class Shape:
     chunk_tokens: int = 2048
     max_running: int = 256
     handoff_bps: float | None = None
+    host_cores: int | None = None
     layouts: tuple[Layout, ...] = STANDARD_LAYOUTS
 
 
@@ -93,5 +94,6 @@ def _fleet(
         chunk_tokens=shape.chunk_tokens,
         max_running=shape.max_running,
         handoff_bps=shape.handoff_bps,
+        host_cores=shape.host_cores,
         **extra,
     )

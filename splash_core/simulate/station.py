@@ -12,6 +12,7 @@ from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.agenda import Order
+from splash_core.simulate.cores import CoreClock
 from splash_core.simulate.ledger import Switched
 from splash_core.simulate.machine import Batch, Machine
 from splash_core.simulate.pilots import Pilot
@@ -39,6 +40,7 @@ class Station:
         self._agenda = world.agenda
         self._ledger = world.ledger
         self._pricing = Pricing(model=world.fleet.model)
+        self._clock = CoreClock(world.cores, self._repaced)
         self._queue: deque[tuple[Request, Demand]] = deque()
         self._run: Run | None = None
         self._turn = 0
@@ -118,7 +120,7 @@ class Station:
     def _wake(self) -> None:
         """Something has changed: look at it as soon as no step is under way."""
         if self._run is not None:
-            self._stop_after(self._run.stride.first_end_from(self._agenda.now))
+            self._stop_after(self._run.stride.first_end_from(self._clock.work(self._agenda.now)))
         elif not self._booked:
             self._book(self._agenda.now)
 
@@ -126,7 +128,12 @@ class Station:
         run = self._run
         if run is not None and steps < run.total:
             run.total = max(steps, run.done + 1)
-            self._book(run.stride.end(run.total))
+            self._repaced()
+
+    def _repaced(self) -> None:
+        """What is under way ends at another time than was booked."""
+        if self._run is not None:
+            self._book(self._clock.when(self._run.stride.end(self._run.total)))
 
     def _book(self, when: float) -> None:
         self._turn += 1
@@ -149,6 +156,7 @@ class Station:
 
     def _begin(self, batch: Batch) -> None:
         now, layout = self._agenda.now, self.machine.layout
+        self._clock.begin(now)
         step_s = self._pricing.step_s(batch, layout)
         extra_s = self._extra_s(batch, step_s)
         if batch.steps == 1:
@@ -158,10 +166,10 @@ class Station:
             stride = Stride.of(now, batch.steps, lambda step: self._pricing.decode_s(loads.at(step), layout))
         total = batch.steps
         if total > 1:
-            total = stride.first_end_from(self.pilot.next_look_s)
+            total = stride.first_end_from(self._clock.work(self.pilot.next_look_s))
         fresh = {row.key: self._last_token.pop(row.key) for row in batch.rows if row.key in self._last_token}
         self._run = Run(batch, layout, stride, total, fresh=fresh)
-        self._book(stride.end(total))
+        self._repaced()
 
     def _end_run(self) -> None:
         run = self._run
@@ -169,6 +177,7 @@ class Station:
             return
         self._count(run, run.total)
         self._run = None
+        self._clock.end(self._agenda.now)
         if self.role is Role.PREFILL:
             self._push(run.batch)
         ended = self.machine.complete(run.total - run.done)
@@ -185,7 +194,7 @@ class Station:
         run = self._run
         if run is None:
             return
-        ended = min(run.stride.ended_by(self._agenda.now), run.total - 1)
+        ended = min(run.stride.ended_by(self._clock.work(self._agenda.now)), run.total - 1)
         if ended > run.done:
             self._count(run, ended)
             self.machine.advance(ended - run.done)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from splash_core.simulate.agenda import Agenda
+from splash_core.simulate.cores import Cores
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.ledger import Ledger
 
@@ -29,5 +30,6 @@ class World:
     agenda: Agenda
     ledger: Ledger
     told: Told
+    cores: Cores
     most_steps: int = ANY_STEPS
     """At most so many steps at once."""

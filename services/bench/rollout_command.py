@@ -1,0 +1,73 @@
+"""What `splash bench rollout` does: measure and simulate, or simulate what was measured; document out."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from services.bench.document import BenchDocument, fresh_path
+from services.bench.results_page import section
+from services.bench.rollout_settings import RolloutSettings
+from services.progress import progress_console, stages
+from splash_core.errors import ConfigError
+
+
+def rollout(settings: RolloutSettings, as_json: bool) -> int:  # noqa: FBT001
+    """A rollout of 64 requests in every fixed layout and under the policy, interleaved; and simulated.
+
+    With --profile, what `splash calibrate` wrote on this machine, the policy predicts with it, and the same
+    requests are simulated with it beside. --simulate FILE simulates an earlier document again.
+
+    Example: `splash bench rollout --profile profile.json --out docs/results`
+    """
+    # Imported here: `splash bench --help` needs none of it.
+    from services.bench.rollout_simulated import with_simulation
+    from splash_core.leader.profile_file import read_profile
+
+    if settings.simulate and not settings.profile:
+        raise ConfigError("--simulate needs --profile: the file that `splash calibrate` wrote")
+    profile = read_profile(Path(settings.profile)) if settings.profile else None
+    with stages(progress_console(), "bench rollout") as progress:
+        path, document = _earlier(settings) if settings.simulate else _measured(settings, progress)
+        if profile is not None:
+            document = with_simulation(document, profile, progress)
+            _write(path, document)
+    sys.stdout.write(json.dumps(document) + "\n" if as_json else section(document))
+    return 0
+
+
+def _earlier(settings: RolloutSettings) -> tuple[Path | None, Mapping[str, Any]]:
+    path = Path(settings.simulate)
+    return path, _read(path)
+
+
+def _measured(
+    settings: RolloutSettings, progress: Callable[[str], None]
+) -> tuple[Path | None, Mapping[str, Any]]:
+    """The document, and where it lies; it is written after each run, so that a kill leaves those before."""
+    from services.bench.rollout import measure
+
+    path: Path | None = None
+    document: Mapping[str, Any] = {}
+    for measured in measure(settings, progress):
+        if settings.out and path is None:
+            path = fresh_path(Path(settings.out), measured, settings.label)
+        document = measured.to_json()
+        _write(path, document)
+    return path, document
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--simulate {path}: {error}; give a document of `splash bench rollout`") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"--simulate {path} is no document of `splash bench rollout`")
+    return document
+
+
+def _write(path: Path | None, document: Mapping[str, Any]) -> None:
+    if path is not None:
+        BenchDocument(**document).write_to(path)
