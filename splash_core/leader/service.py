@@ -25,6 +25,7 @@ import grpc.aio
 from splash_core.errors import ConfigError, GroupFailed
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.control import ControlServicer
+from splash_core.leader.gpus import group_gpus
 from splash_core.leader.host import reachable_host, threads_per_rank
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.pace import StepPace
@@ -260,6 +261,8 @@ class GroupProcess:
             link_chunk_bytes=settings.link_chunk_bytes,
             link_in_flight=settings.link_in_flight,
             link_pause_s=settings.link_pause_s,
+            gpus=group_gpus(settings),
+            dummy_seed=settings.dummy_seed if settings.load_format == "dummy" else None,
             fake_step_s=settings.fake_step_s,
             transport=blueprint.transport,
         )

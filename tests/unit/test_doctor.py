@@ -27,7 +27,7 @@ ABI = {
     "rope": "",
     "scale": "",
     "model": "m",
-    "transport": "shm 1",
+    "transport": "shm 2",
     "model_name": "tiny",
 }
 
@@ -141,7 +141,7 @@ def test_a_cluster_is_checked_through_its_admin_port(
     assert checks["admin port"]["verdict"] == "pass"
     assert checks["group prefill-0"]["verdict"] == "pass"
     assert checks["group decode-0"]["verdict"] == "fail"
-    assert checks["KV ABI"]["detail"] == "transport: prefill-0 'shm 1', decode-0 'mooncake tcp 1'"
+    assert checks["KV ABI"]["detail"] == "transport: prefill-0 'shm 2', decode-0 'mooncake tcp 1'"
     assert checks["this host → prefill-0 rank 0"]["verdict"] == "fail"
     assert checks["clock"]["verdict"] == "pass"
     assert all(entry["remedy"] for entry in checks.values() if entry["verdict"] != "pass")

@@ -1,0 +1,111 @@
+"""One write of the single-host transport: its pieces, where they go, and its state.
+
+Invariant: it is quiesced only when its state is final and no piece of it is under way.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from splash_core.dist.process_watch import ProcessWatch
+from splash_core.errors import InvariantBroken
+from splash_core.transport.base import Descriptor, OpState, Peer
+from splash_core.transport.guarded_op import GuardedOp
+from splash_core.transport.link import Flow
+from splash_core.transport.memory import Target
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Mapping:
+    """A peer's memory in our address space, and the process that owns it."""
+
+    peer: Peer
+    memory: Target
+    owner: ProcessWatch
+    released: bool = False
+
+    def release(self) -> None:
+        """Unmap it: its owner has ended (which stays known), or we are about to."""
+        if not self.released:
+            self.released = True
+            self.memory.release()
+            self.owner.close()
+
+
+class ShmOp(GuardedOp):
+    """One write: its pieces, and its state under the transport's lock."""
+
+    def __init__(
+        self,
+        *,
+        target: Mapping,
+        pieces: Sequence[Descriptor],
+        flow: Flow,
+        deadline: float,
+        attempt: int,
+        changed: threading.Condition,
+    ) -> None:
+        super().__init__(attempt=attempt, empty=not pieces, changed=changed)
+        self.target = target
+        self.flow = flow
+        self._deadline = deadline
+        self._pieces = deque(pieces)
+        self._under_way = 0
+        self._lost = ""
+
+    @property
+    @override
+    def quiesced(self) -> bool:
+        """As in `Op`.
+
+        Raises:
+            InvariantBroken: copying has failed, and nobody can tell any more: the process has to end.
+        """
+        with self._changed:
+            if self._lost and self._under_way:
+                raise InvariantBroken(self._lost)
+            return self.over
+
+    # What follows is called with the lock held.
+
+    @property
+    def over(self) -> bool:
+        """True when its state is final and nothing of it is under way."""
+        return self._state.is_final and not self._under_way
+
+    @property
+    def wants(self) -> bool:
+        """True when it has a piece to send."""
+        return bool(self._pieces) and not self._state.is_final
+
+    def look(self, now: float) -> None:
+        """Fail if the deadline has passed, even while others go first, or if the peer's process has ended."""
+        if now > self._deadline:
+            self._expire()
+        if self.target.owner.ended():
+            self._finish(OpState.FAILED, f"the process that serves {self.target.peer.address} has ended")
+        if self.wants:
+            self.flow.want(self._pieces[0].num_bytes)
+
+    def take_piece(self) -> Descriptor:
+        """The next piece, to be copied now."""
+        self._state = OpState.RUNNING
+        self._under_way += 1
+        return self._pieces.popleft()
+
+    def piece_landed(self, num_bytes: int) -> None:
+        """A piece of `take_piece` is where it should be."""
+        self._under_way -= 1
+        self.flow.sent()
+        self._written += num_bytes
+        if not self._pieces and not self._under_way:
+            self._finish(OpState.DONE)
+        self._changed.notify_all()
+
+    def lose(self, error: str) -> None:
+        """Nothing is copied any more, and of what is under way nobody knows."""
+        self._lost = error
+        self._finish(OpState.FAILED, error)
