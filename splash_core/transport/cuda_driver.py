@@ -6,13 +6,14 @@ makes the rank's own context current first, or torch would open one on GPU 0 for
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from splash_core.errors import ConfigError
 from splash_core.transport.device_memory import Allocation, DeviceDriver, DriverError
-from splash_core.transport.memory import Landing
+from splash_core.transport.memory import Copy, Landing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -192,8 +193,9 @@ class CudaDriver(DeviceDriver):
         self._cuda.call("cuMemAddressFree", address, room)
 
     @override
-    def copy(self, target: int, source: int, num_bytes: int) -> "CudaLanding":
-        self._cuda.call("cuMemcpyDtoDAsync_v2", target, source, num_bytes, self._stream)
+    def copy(self, copies: Sequence[Copy]) -> "CudaLanding":
+        for copy in copies:
+            self._cuda.call("cuMemcpyDtoDAsync_v2", copy.target, copy.source, copy.num_bytes, self._stream)
         return CudaLanding(self._cuda, self._stream)
 
     def _room(self, num_bytes: int) -> int:
@@ -218,7 +220,7 @@ class CudaDriver(DeviceDriver):
 
 
 class CudaLanding(Landing):
-    """An event behind a copy."""
+    """An event behind copies."""
 
     def __init__(self, cuda: CudaLibrary, stream: ctypes.c_void_p) -> None:
         self._cuda = cuda

@@ -6,13 +6,14 @@ stream of its own. Invariant: a copy counts as landed only after the device has 
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
 from splash_core.errors import ConfigError, Unavailable
-from splash_core.transport.memory import Copies, Landing, Memory, Offer, Target, check_kind
+from splash_core.transport.memory import Copies, Copy, Landing, Memory, Offer, Target, check_kind
 from splash_core.transport.options import CUDA
 from splash_core.units import format_bytes
 
@@ -68,8 +69,8 @@ class DeviceDriver(Protocol):
         """The opposite of `map`."""
         ...
 
-    def copy(self, target: int, source: int, num_bytes: int) -> Landing:
-        """Enqueue a copy on the stream that all copies of this driver share."""
+    def copy(self, copies: Sequence[Copy]) -> Landing:
+        """Enqueue copies on the stream that all copies of this driver share."""
         ...
 
 
@@ -124,8 +125,8 @@ class DeviceCopies(Copies):
         return DeviceTarget(self._driver, address, offer.num_bytes)
 
     @override
-    def start(self, target: int, source: int, num_bytes: int) -> Landing:
-        return self._driver.copy(target, source, num_bytes)
+    def start(self, copies: Sequence[Copy]) -> Landing:
+        return self._driver.copy(copies)
 
 
 class DeviceMemory(Memory):

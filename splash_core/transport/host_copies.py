@@ -6,11 +6,12 @@ Invariant: a copy that has started is over, so nothing is ever under way.
 import ctypes
 import mmap
 import os
+from collections.abc import Sequence
 
 from typing_extensions import override
 
 from splash_core.errors import Unavailable
-from splash_core.transport.memory import Copies, Landed, Landing, Offer, Target, check_kind
+from splash_core.transport.memory import Copies, Copy, Landed, Landing, Offer, Target, check_kind
 from splash_core.transport.options import HOST
 
 _LANDED = Landed()
@@ -59,6 +60,7 @@ class HostCopies(Copies):
             raise Unavailable(f"the peer's memory cannot be mapped: {error}") from error
 
     @override
-    def start(self, target: int, source: int, num_bytes: int) -> Landing:
-        ctypes.memmove(target, source, num_bytes)
+    def start(self, copies: Sequence[Copy]) -> Landing:
+        for copy in copies:
+            ctypes.memmove(copy.target, copy.source, copy.num_bytes)
         return _LANDED

@@ -5,8 +5,9 @@ Two kinds exist, each with copies of its own: host memory (`arena_memory`, `host
 copy never hits memory that is gone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from typing_extensions import override
 
@@ -26,12 +27,20 @@ class Offer:
     fd: int
 
 
+class Copy(NamedTuple):
+    """Bytes from one address of this process to another."""
+
+    target: int
+    source: int
+    num_bytes: int
+
+
 class Landing(Protocol):
-    """One copy under way."""
+    """Copies under way."""
 
     @property
     def over(self) -> bool:
-        """True once its bytes are where they should be; never waits."""
+        """True once all bytes are where they should be; never waits."""
         ...
 
     def wait(self) -> None:
@@ -40,7 +49,7 @@ class Landing(Protocol):
 
 
 class Landed(Landing):
-    """Of a copy that was over when it was asked for."""
+    """Of copies that were over when they were asked for."""
 
     @property
     @override
@@ -71,7 +80,7 @@ class Target(Protocol):
 
 
 class Copies(Protocol):
-    """How one rank's bytes get into memory that peers offer. Copies land in the order in which they start."""
+    """How one rank's bytes get into memory that peers offer; copies land in the order in which they start."""
 
     def enter_thread(self) -> None:
         """Called first in each thread that uses this."""
@@ -86,8 +95,8 @@ class Copies(Protocol):
         """
         ...
 
-    def start(self, target: int, source: int, num_bytes: int) -> Landing:
-        """Begin to copy between two addresses of this process."""
+    def start(self, copies: Sequence[Copy]) -> Landing:
+        """Begin to copy; it is over when all of them are."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Writes into a peer's arena that is mapped here: the single-host transport.
 
-The writer maps the peer's memory once and has it copied into from one worker thread, in pieces, each when the
-link's arbiter says so. How bytes are copied is the memory's affair (`memory.Copies`): on GPUs several pieces
+The writer maps the peer's memory once and has it copied into from one worker thread, in chunks, each when the
+link's arbiter says so. How bytes are copied is the memory's affair (`memory.Copies`): on GPUs several chunks
 are under way at a time. Invariant: every byte lands inside both memories' bounds, and after an operation's
 `quiesced` none of its bytes is touched.
 """
@@ -30,9 +30,9 @@ from splash_core.transport.bounds import check_bounds
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.host_copies import HostCopies
 from splash_core.transport.link import BandwidthArbiter
-from splash_core.transport.memory import Copies, Landing, Memory
+from splash_core.transport.memory import Copies, Copy, Landing, Memory
 from splash_core.transport.memory_server import MemoryServer, fetch_memory
-from splash_core.transport.shm_op import Mapping, ShmOp
+from splash_core.transport.shm_op import Mapping, ShmOp, chunks_of, size_of
 
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_S = 0.05
@@ -45,7 +45,7 @@ _log = logging.getLogger("splash.transport")
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A piece under way."""
+    """A chunk under way."""
 
     op: ShmOp
     num_bytes: int
@@ -130,7 +130,7 @@ class ShmTransport(Transport):
                 raise InvariantBroken(f"write to {peer.address} after the transport was closed")
             op = ShmOp(
                 target=target,
-                pieces=[piece for part in descriptors for piece in part.cut(self._link.chunk_bytes)],
+                chunks=chunks_of(descriptors, self._link.chunk_bytes),
                 flow=self._link.flow(
                     traffic,
                     deadline_s=deadline_s,
@@ -178,19 +178,21 @@ class ShmTransport(Transport):
                     op.lose(f"copying has failed, so this rank has to end: {type(error).__name__}: {error}")
 
     def _turn(self) -> bool:
-        """Start a piece of an operation whose turn it is, or wait; False when nothing is left to do."""
+        """Start a chunk of an operation whose turn it is, or wait; False when nothing is left to do."""
         self._awake.clear()  # before the look: whatever changes after it ends the wait
         with self._changed:
             op = self._next_op()
             if self._closing and not self._ops:
                 return False
-            piece = None if op is None else op.take_piece()
+            chunk = () if op is None else op.take_chunk()
             idle = not self._ops
-        if op is not None and piece is not None:
+        if op is not None:
             assert self._memory is not None, "write checks that memory is registered"
-            target, source = op.target.memory.address + piece.dst, self._memory.address + piece.src
-            landing = self._copies.start(target, source, piece.num_bytes)
-            self._flights.append(_Flight(op, piece.num_bytes, landing))
+            there, here = op.target.memory.address, self._memory.address
+            landing = self._copies.start(
+                [Copy(there + piece.dst, here + piece.src, piece.num_bytes) for piece in chunk]
+            )
+            self._flights.append(_Flight(op, size_of(chunk), landing))
         elif self._flights:
             self._flights[0].landing.wait()
         else:
@@ -203,7 +205,7 @@ class ShmTransport(Transport):
         while self._flights and self._flights[0].landing.over:
             flight = self._flights.popleft()
             with self._changed:
-                flight.op.piece_landed(flight.num_bytes)
+                flight.op.chunk_landed(flight.num_bytes)
 
     def _next_op(self) -> ShmOp | None:
         """Let all stand in line, then see whose turn it is; forget those that are over."""

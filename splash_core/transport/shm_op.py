@@ -1,6 +1,7 @@
-"""One write of the single-host transport: its pieces, where they go, and its state.
+"""One write of the single-host transport: its chunks, where they go, and its state.
 
-Invariant: it is quiesced only when its state is final and no piece of it is under way.
+A chunk is what one turn at the link allows: a piece of a long page range, or several short ones. Invariant:
+the write is quiesced only when its state is final and no chunk of it is under way.
 """
 
 import threading
@@ -42,17 +43,17 @@ class ShmOp(GuardedOp):
         self,
         *,
         target: Mapping,
-        pieces: Sequence[Descriptor],
+        chunks: Sequence[Sequence[Descriptor]],
         flow: Flow,
         deadline: float,
         attempt: int,
         changed: threading.Condition,
     ) -> None:
-        super().__init__(attempt=attempt, empty=not pieces, changed=changed)
+        super().__init__(attempt=attempt, empty=not chunks, changed=changed)
         self.target = target
         self.flow = flow
         self._deadline = deadline
-        self._pieces = deque(pieces)
+        self._chunks = deque(chunks)
         self._under_way = 0
         self._lost = ""
 
@@ -78,8 +79,8 @@ class ShmOp(GuardedOp):
 
     @property
     def wants(self) -> bool:
-        """True when it has a piece to send."""
-        return bool(self._pieces) and not self._state.is_final
+        """True when it has a chunk to send."""
+        return bool(self._chunks) and not self._state.is_final
 
     def look(self, now: float) -> None:
         """Fail if the deadline has passed, even while others go first, or if the peer's process has ended."""
@@ -88,20 +89,20 @@ class ShmOp(GuardedOp):
         if self.target.owner.ended():
             self._finish(OpState.FAILED, f"the process that serves {self.target.peer.address} has ended")
         if self.wants:
-            self.flow.want(self._pieces[0].num_bytes)
+            self.flow.want(size_of(self._chunks[0]))
 
-    def take_piece(self) -> Descriptor:
-        """The next piece, to be copied now."""
+    def take_chunk(self) -> Sequence[Descriptor]:
+        """The next chunk, to be copied now."""
         self._state = OpState.RUNNING
         self._under_way += 1
-        return self._pieces.popleft()
+        return self._chunks.popleft()
 
-    def piece_landed(self, num_bytes: int) -> None:
-        """A piece of `take_piece` is where it should be."""
+    def chunk_landed(self, num_bytes: int) -> None:
+        """A chunk of `take_chunk` is where it should be."""
         self._under_way -= 1
         self.flow.sent()
         self._written += num_bytes
-        if not self._pieces and not self._under_way:
+        if not self._chunks and not self._under_way:
             self._finish(OpState.DONE)
         self._changed.notify_all()
 
@@ -109,3 +110,21 @@ class ShmOp(GuardedOp):
         """Nothing is copied any more, and of what is under way nobody knows."""
         self._lost = error
         self._finish(OpState.FAILED, error)
+
+
+def size_of(chunk: Sequence[Descriptor]) -> int:
+    """Bytes of a chunk."""
+    return sum(piece.num_bytes for piece in chunk)
+
+
+def chunks_of(descriptors: Sequence[Descriptor], most: int) -> list[list[Descriptor]]:
+    """The same bytes in the same order, in chunks of at most `most` bytes; empty descriptors are left out."""
+    chunks: list[list[Descriptor]] = []
+    room = 0
+    for piece in (piece for descriptor in descriptors for piece in descriptor.cut(most)):
+        if piece.num_bytes > room:
+            chunks.append([])
+            room = most
+        chunks[-1].append(piece)
+        room -= piece.num_bytes
+    return chunks

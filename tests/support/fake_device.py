@@ -9,7 +9,7 @@ import mmap
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from splash_core.dist.fd_passing import anonymous_file
 from splash_core.transport.device_memory import Allocation, DeviceDriver, DriverError
-from splash_core.transport.memory import Landing
+from splash_core.transport.host_copies import HostCopies
+from splash_core.transport.memory import Copy, Landing
 
 GRANULE = 4096
 """Mappings are whole granules, as on a GPU."""
@@ -26,7 +27,7 @@ GRANULE = 4096
 
 @dataclass(eq=False)
 class FakeLanding(Landing):
-    """A copy in the queue of the stream."""
+    """Copies in the queue of the stream."""
 
     done: threading.Event = field(default_factory=threading.Event)
     error: DriverError | None = None
@@ -59,7 +60,7 @@ class FakeDriver(DeviceDriver):
         self.mapped: dict[int, mmap.mmap] = {}
         self._own: dict[int, mmap.mmap] = {}
         self._entered = threading.local()
-        self._stream: queue.SimpleQueue[tuple[Callable[[], object], FakeLanding]] = queue.SimpleQueue()
+        self._stream: queue.SimpleQueue[tuple[tuple[Copy, ...], FakeLanding]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="fake-stream", daemon=True).start()
 
     @override
@@ -106,21 +107,21 @@ class FakeDriver(DeviceDriver):
         del self.mapped[address]
 
     @override
-    def copy(self, target: int, source: int, num_bytes: int) -> FakeLanding:
+    def copy(self, copies: Sequence[Copy]) -> FakeLanding:
         self.check_entered()
-        self.enqueued += 1
+        self.enqueued += len(copies)
         landing = FakeLanding()
-        self._stream.put((lambda: ctypes.memmove(target, source, num_bytes), landing))
+        self._stream.put((tuple(copies), landing))
         return landing
 
     def _run(self) -> None:
         while True:
-            work, landing = self._stream.get()
+            copies, landing = self._stream.get()
             self.may_copy.wait()
             if self.failing:
                 landing.error = DriverError(self.failing)
             else:
-                work()
+                HostCopies().start(copies)
             landing.done.set()
 
 

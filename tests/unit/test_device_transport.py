@@ -1,4 +1,4 @@
-"""The single-host transport over memory of a device: order, what is under way, what a failing device means."""
+"""The single-host transport over a device: order, what is under way, and what it means when it fails."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
