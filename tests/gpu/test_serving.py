@@ -42,6 +42,7 @@ def on_cpus(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 @pytest.fixture(scope="module")
 def on_gpus(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(tiny_v3, tmp_path_factory.mktemp("g"), **ON_GPUS) as stack:
+        stack.tokens()  # compiles kernels, for which no switch should wait
         yield stack
 
 

@@ -12,6 +12,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from services.admin_client import AdminClient
 from services.launch import Stack
 from splash_core.config import UpSettings
@@ -21,6 +23,8 @@ from tests.support.transports import eventually
 PROMPTS = tuple(tuple((11 + 13 * i + 5 * at) % 250 for at in range(5 + 31 * i)) for i in range(4))
 """The longest takes several chunks, so that prefill has steps between which to switch."""
 TOKENS = 20
+WITHIN_S = 600.0
+"""On a GPU the first answer waits for kernels to be compiled."""
 Tokens = list[list[str]]
 
 STACK: dict[str, Any] = {
@@ -46,7 +50,7 @@ def serving(model: Path, run_dir: Path, **settings: Any) -> Iterator["Served"]:
     with (
         Stack(UpSettings(model=str(model), run_dir=str(run_dir), **(STACK | settings))) as stack,
         AdminClient(stack.admin_url, "") as admin,
-        AdminClient(stack.url, "") as gateway,
+        httpx.Client(base_url=stack.url, timeout=WITHIN_S) as gateway,
     ):
         yield Served(admin, gateway, model.name)
 
@@ -54,7 +58,7 @@ def serving(model: Path, run_dir: Path, **settings: Any) -> Iterator["Served"]:
 class Served:
     """A stack, as a client and its operator see it."""
 
-    def __init__(self, admin: AdminClient, gateway: AdminClient, model: str) -> None:
+    def __init__(self, admin: AdminClient, gateway: httpx.Client, model: str) -> None:
         self._admin = admin
         self._gateway = gateway
         self._model = model
@@ -96,7 +100,9 @@ class Served:
             "ignore_eos": True,
             "logprobs": 1,
         }
-        return self._gateway.post("/v1/completions", body)["choices"][0]["logprobs"]["tokens"]
+        answer = self._gateway.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["logprobs"]["tokens"]
 
     def _switch_until(self, done: threading.Event, prefill: Layout, decode: Layout) -> int:
         """Each group in turn to its next layout, twice at least."""
