@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from splash_core.engine.progress import StepProgress
 from splash_core.engine.pushing import Pusher
@@ -19,6 +22,7 @@ from splash_core.transport.device_memory import DeviceCopies, DeviceMemory
 from splash_core.transport.limits import LinkLimits
 from splash_core.transport.options import TransportOptions
 from splash_core.transport.shm import ShmTransport
+from splash_core.transport.shm_op import chunks_of, size_of
 from tests.support.fake_device import FakeDriver
 from tests.support.manifest_simulator import toy_arena
 from tests.support.transports import ABI, DEVICE, WITHIN_S, eventually, peer_process
@@ -58,7 +62,7 @@ def _scene() -> Iterator[Scene]:
     writer, reader = ShmTransport(copies=source.copies()), ShmTransport(copies=target.copies())
     writer.register(source, ABI)
     peer = writer.connect(reader.register(target, ABI).address, ABI)
-    source.bytes_B.fill_(5)
+    source.bytes_B.copy_(torch.arange(NUM_BYTES, dtype=torch.int32) // 4096 % 251)
     yield Scene(driver, writer, source, target, peer)
     driver.may_copy.set()
     for transport in (writer, reader):
@@ -92,6 +96,34 @@ def test_pieces_are_enqueued_together_and_count_when_they_have_landed() -> None:
         assert (status.state, status.written_bytes) == (OpState.DONE, NUM_BYTES)
         assert torch.equal(scene.target.bytes_B, scene.source.bytes_B)
         assert scene.driver.enqueued == NUM_BYTES // PIECE_BYTES
+
+
+def test_short_pieces_travel_together_and_none_is_lost() -> None:
+    with _scene() as scene:
+        scene.driver.may_copy.clear()
+        step, count = 4096, 3 * PIECE_BYTES // 4096
+        parts = [Descriptor(at * step, (count - 1 - at) * step, step) for at in range(count)]
+        op = scene.writer.write(
+            scene.peer, parts, traffic=TrafficClass.HANDOFF, deadline_s=WITHIN_S, attempt=1
+        )
+        eventually(lambda: scene.driver.enqueued == count, "three turns are enough for all")
+        scene.driver.may_copy.set()
+        assert op.wait(WITHIN_S).written_bytes == count * step
+        sent, landed = (memory.bytes_B[: count * step] for memory in (scene.source, scene.target))
+        assert torch.equal(landed.view(count, step), sent.view(count, step).flip(0))
+
+
+@settings(max_examples=100)
+@given(sizes=st.lists(st.integers(0, 50), max_size=20), most=st.integers(1, 30))
+def test_chunks_are_the_same_bytes_in_order_none_larger_than_may_be(sizes: list[int], most: int) -> None:
+    ends = list(accumulate(sizes))
+    parts = [Descriptor(end - size, 1000 + end - size, size) for end, size in zip(ends, sizes, strict=True)]
+    chunks = chunks_of(parts, most)
+    assert all(0 < size_of(chunk) <= most for chunk in chunks)
+    pieces = [piece for chunk in chunks for piece in chunk]
+    assert [piece.dst - piece.src for piece in pieces] == [1000] * len(pieces)
+    covered = [at for piece in pieces for at in range(piece.src, piece.src + piece.num_bytes)]
+    assert covered == list(range(sum(sizes)))
 
 
 def test_a_cancelled_write_is_quiet_only_when_the_device_is() -> None:

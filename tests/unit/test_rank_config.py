@@ -51,6 +51,21 @@ def test_on_cuda_each_rank_has_the_gpu_of_its_number(tiny_v3: Path, tmp_path: Pa
 def test_ranks_have_the_gpus_that_are_named(tiny_v3: Path, tmp_path: Path) -> None:
     config = _told(tiny_v3, tmp_path, device="cuda", gpus="5,3")
     assert [launch_config(config, RankId(rank)).device.index for rank in range(2)] == [5, 3]
+    assert config.transport.memory == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("settings", "chunk_bytes"),
+    [
+        ({}, 1 << 20),
+        ({"device": "cuda"}, 16 << 20),
+        ({"device": "cuda", "link_chunk_bytes": 1000}, 1000),
+    ],
+)
+def test_pieces_between_gpus_are_larger(
+    tiny_v3: Path, tmp_path: Path, settings: dict[str, Any], chunk_bytes: int
+) -> None:
+    assert _told(tiny_v3, tmp_path, **settings).link_limits.chunk_bytes == chunk_bytes
 
 
 @pytest.mark.parametrize("serve", [serve_prefill, serve_decode])
