@@ -28,7 +28,7 @@ from splash_core.settings_base import (
 from splash_core.settings_devices import DeviceSettings
 from splash_core.settings_file import read_settings_file
 from splash_core.settings_model import ModelSettings
-from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, MIB, STAGING_BYTES, TRANSFER_CTAS
+from splash_core.units import LAYERS_AHEAD, MIB, STAGING_BYTES, TRANSFER_CTAS
 
 S = TypeVar("S")
 
@@ -55,11 +55,6 @@ class WorkerSettings(DeviceSettings):
     layouts: str = setting(
         ",".join(STANDARD_LAYOUTS),
         f"Layouts that a group may run, separated by commas; of {', '.join(LAYOUTS)}.",
-    )
-    dtype: str = setting(
-        "auto",
-        "Arithmetic and KV type; auto is fp32 on CPU, bf16 on cuda.",
-        choices=("auto", "fp32", "fp64", "bf16"),
     )
     page_size: int = setting(64, "Size of a KV page.", unit="tokens", within=COUNT)
     kv_bytes: int = setting(
@@ -89,16 +84,6 @@ class WorkerSettings(DeviceSettings):
     )
     switch_layers_ahead: int = setting(
         LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes.", within=COUNT
-    )
-    graphs: str = setting(
-        "auto",
-        "Record decode steps when a rank loads, and replay them; auto: on cuda. A CPU runs them again.",
-        choices=("auto", "on", "off"),
-    )
-    graph_bytes: int = setting(
-        GRAPH_BYTES,
-        "Set aside on each GPU for recorded decode steps, and the most they may take.",
-        unit="bytes",
     )
     precopy_bytes_per_step: int = setting(
         STAGING_BYTES,
