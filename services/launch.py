@@ -28,6 +28,7 @@ from splash_core.config import (
 )
 from splash_core.errors import ConfigError, GroupFailed, Infeasible, SplashError, Unavailable
 from splash_core.leader.build import draw_blueprint, resolve_model
+from splash_core.leader.gpus import stack_gpus
 from splash_core.leader.reaching import transport_options
 from splash_core.policy.snapshot import Phase
 from splash_core.settings_base import as_flags, shared_fields
@@ -141,11 +142,12 @@ class Stack:
         """
         settings = self.settings
         tokenizer_file(resolve_model(settings.model))
+        gpus = stack_gpus(settings)
         groups = {
-            PREFILL: self._group(PREFILL, settings.prefill_ranks, settings.prefill_layout),
-            DECODE: self._group(DECODE, settings.decode_ranks, settings.decode_layout),
+            PREFILL: self._group(PREFILL, settings.prefill_ranks, settings.prefill_layout, gpus[0]),
+            DECODE: self._group(DECODE, settings.decode_ranks, settings.decode_layout, gpus[1]),
         }
-        check_reach(settings.device, transport_options(groups[PREFILL]))
+        check_reach(transport_options(groups[PREFILL]))
         for name, phase in ((PREFILL, Phase.PREFILL), (DECODE, Phase.DECODE)):
             try:
                 arena = draw_blueprint(groups[name], phase).arena
@@ -169,12 +171,13 @@ class Stack:
             self._children[name] = Child(name, [command, *flags], run_dir=self.run_dir)
             report(name, "starting", 0.0)
 
-    def _group(self, name: str, ranks: int, layout: str) -> GroupSettings:
+    def _group(self, name: str, ranks: int, layout: str, gpus: str) -> GroupSettings:
         settings = self.settings
         own = {
             "group": name,
             "ranks": ranks,
             "layout": layout,
+            "gpus": gpus,
             "port": 0,
             "host_ranks": settings.prefill_ranks + settings.decode_ranks,
             "listen": self._listen(name),
@@ -258,7 +261,7 @@ class Stack:
 
 def _named_by(phase: Phase, error: SplashError) -> SplashError:
     """An error of one group's settings, with the names that `splash up` has for them."""
-    text = re.sub(r"--(ranks|layout)(?![\w-])", rf"--{phase.value}-\1", str(error))
+    text = re.sub(r"--(ranks|layout|gpus)(?![\w-])", rf"--{phase.value}-\1", str(error))
     return type(error)(text) if text != str(error) else error
 
 

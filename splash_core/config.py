@@ -17,18 +17,18 @@ from splash_core.settings_base import (
     COUNT,
     PORT,
     POSITIVE,
-    Range,
     a_url,
     addresses,
     an_address,
     checked,
     converted,
+    gpu_numbers,
     setting,
 )
+from splash_core.settings_devices import DeviceSettings
 from splash_core.settings_file import read_settings_file
-from splash_core.settings_links import LinkSettings
 from splash_core.settings_model import ModelSettings
-from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, MIB, STAGING_BYTES, TRANSFER_CTAS
+from splash_core.units import LAYERS_AHEAD, MIB, STAGING_BYTES, TRANSFER_CTAS
 
 S = TypeVar("S")
 
@@ -43,7 +43,7 @@ _REGISTRIES = {"redis": "only memory is served so far; leave --registry out"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings(LinkSettings):
+class WorkerSettings(DeviceSettings):
     """What prefill and decode groups have in common."""
 
     policy: str = setting(
@@ -52,19 +52,9 @@ class WorkerSettings(LinkSettings):
     profile: str = setting(
         "", "File that `splash calibrate` wrote: what predicts step times; default: the device's own figures."
     )
-    device: str = setting("cpu", "Where ranks compute: on cuda each has a GPU.", choices=("cpu", "cuda"))
-    gpu: str = setting("h200", "Which GPU cuda is: its figures size the pool and predict step times.")
-    memory_fraction: float = setting(
-        0.85, "Part of a GPU's memory that its rank may use.", within=Range(above=0, most=1)
-    )
     layouts: str = setting(
         ",".join(STANDARD_LAYOUTS),
         f"Layouts that a group may run, separated by commas; of {', '.join(LAYOUTS)}.",
-    )
-    dtype: str = setting(
-        "auto",
-        "Arithmetic and KV type; auto is fp32 on CPU, bf16 on cuda.",
-        choices=("auto", "fp32", "fp64", "bf16"),
     )
     page_size: int = setting(64, "Size of a KV page.", unit="tokens", within=COUNT)
     kv_bytes: int = setting(
@@ -94,16 +84,6 @@ class WorkerSettings(LinkSettings):
     )
     switch_layers_ahead: int = setting(
         LAYERS_AHEAD, "Layers whose transfers are enqueued before the layer that computes.", within=COUNT
-    )
-    graphs: str = setting(
-        "auto",
-        "Record decode steps when a rank loads, and replay them; auto: on cuda. A CPU runs them again.",
-        choices=("auto", "on", "off"),
-    )
-    graph_bytes: int = setting(
-        GRAPH_BYTES,
-        "Set aside on each GPU for recorded decode steps, and the most they may take.",
-        unit="bytes",
     )
     precopy_bytes_per_step: int = setting(
         STAGING_BYTES,
@@ -151,6 +131,11 @@ class GroupSettings(WorkerSettings):
     layout: str = setting(
         "", "Layout at start; default TP for prefill, DP for decode.", choices=("", *LAYOUTS)
     )
+    gpus: str = setting(
+        "",
+        "GPUs of the ranks on cuda, in their order, such as 2,3; default: 0 to ranks - 1.",
+        form=gpu_numbers,
+    )
     port: int = setting(0, "gRPC port; 0 takes a free one.", within=PORT)
     advertise: str = setting(
         "",
@@ -186,6 +171,17 @@ class UpSettings(WorkerSettings):
     )
     decode_layout: str = setting(
         "", "Layout of the decode group at start; default DP.", choices=("", *LAYOUTS)
+    )
+    prefill_gpus: str = setting(
+        "",
+        "GPUs of the prefill group on cuda; default: the first that decode does not have.",
+        form=gpu_numbers,
+    )
+    decode_gpus: str = setting(
+        "",
+        "GPUs of the decode group; default: the next ones. Both may have the same, each with its part of "
+        "memory_fraction.",
+        form=gpu_numbers,
     )
     port: int = setting(8000, "Gateway port; 0 takes a free one.", within=PORT)
     admin_port: int = setting(8001, "Admin port; 0 takes a free one.", within=PORT)

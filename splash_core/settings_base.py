@@ -65,6 +65,13 @@ def a_port_range(text: str) -> bool:
     return 1 <= int(low) <= int(high) <= 65535
 
 
+def gpu_numbers(text: str) -> bool:
+    """a list of different GPU numbers such as 0,1"""
+    parts = [part.strip() for part in text.split(",")]
+    plain = all(part.isascii() and part.isdecimal() for part in parts)
+    return plain and len(set(map(int, parts))) == len(parts)
+
+
 def a_url(text: str) -> bool:
     """a URL such as http://127.0.0.1:8001"""
     try:

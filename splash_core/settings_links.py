@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from splash_core.settings_base import COUNT, POSITIVE, a_port_range, setting
 from splash_core.settings_model import ModelSettings
-from splash_core.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +44,10 @@ class LinkSettings(ModelSettings):
         unit="bytes/s",
     )
     link_chunk_bytes: int = setting(
-        MIB,
-        "Largest piece that a handoff sends at a time; with a budget at most 5 ms of it, 64 KiB at least.",
+        0,
+        "Largest piece that a handoff sends at a time; with a budget at most 5 ms of it, 64 KiB at least. "
+        "0: 1 MiB, between GPUs of a host 16 MiB.",
         unit="bytes",
-        within=COUNT,
     )
     link_in_flight: int = setting(
         4, "Such pieces that a rank has under way, or more of smaller ones.", within=COUNT

@@ -3,6 +3,7 @@
 Property tests run the same examples every time; a failing one found elsewhere is added as an explicit test.
 """
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ def tiny_v2_lite(tiny_checkpoint: TinyFactory) -> Path:
 def tiny_v3(tiny_checkpoint: TinyFactory) -> Path:
     """V3: yarn, q_lora, experts limited to groups."""
     return tiny_checkpoint("v3")
+
+
+@pytest.fixture(scope="session")
+def bare(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint's folder without weights: what `--load-format dummy` needs."""
+    folder = tmp_path_factory.mktemp("bare") / "tiny-v3"
+    return Path(shutil.copytree(tiny_v3, folder, ignore=shutil.ignore_patterns("*.safetensors*")))
 
 
 @pytest.fixture(scope="session")

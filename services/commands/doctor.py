@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.doctor.cluster import cluster
+from services.doctor.gpus import gpus
 from services.doctor.host import mooncake, ports, rails, versions
 from services.doctor.settings import DoctorSettings
 from services.doctor.verdicts import Finding, Verdict
@@ -46,6 +47,7 @@ def _all(settings: DoctorSettings) -> Iterator[Finding]:
         # Of a cluster that runs, the ports are taken: by itself.
         yield from ports(settings)
     yield from self_tests(settings)
+    yield from gpus(settings)
     yield from cluster(settings)
 
 

@@ -12,7 +12,7 @@ from services.run_folders import run_folder
 from splash_core.config import RouterSettings, admin_key, api_key
 from splash_core.errors import ConfigError
 from splash_core.leader.build import resolve_model
-from splash_core.leader.fingerprint import checkpoint_fingerprint
+from splash_core.leader.fingerprint import served_fingerprint
 from splash_core.obs.lifeline import die_with_parent
 from splash_core.obs.logging import configure
 
@@ -41,7 +41,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
     model = resolve_model(settings.model)
     return RouterConfig(
         model=model,
-        fingerprint=checkpoint_fingerprint(model),
+        fingerprint=served_fingerprint(settings, model),
         prefill=_addresses(settings.prefill),
         decode=_addresses(settings.decode),
         served_names=(settings.served_model_name or os.path.basename(settings.model.rstrip("/")),),

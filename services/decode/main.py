@@ -13,6 +13,6 @@ from splash_core.transport.reach import check_reach
 
 def serve(settings: GroupSettings) -> int:
     """Run the group until it is told to stop or fails; returns the exit code."""
-    check_reach(settings.device, transport_options(settings))
+    check_reach(transport_options(settings))
     process = GroupProcess(draw_blueprint(settings, Phase.DECODE), DecodeService)
     return asyncio.run(process.run())

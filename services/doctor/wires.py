@@ -12,10 +12,10 @@ from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, OpState, OpStatus, TrafficClass
 from splash_core.transport.factory import open_transport
-from splash_core.transport.options import SHM, TransportOptions
+from splash_core.transport.options import HOST, SHM, TransportOptions
 from splash_core.units import MIB
 
-_NOTHING = KvAbi(
+NOTHING = KvAbi(
     version="", dtype="", page_size=0, layers=0, latent_dim=0, rope_dim=0, rope="", scale="", model="doctor"
 )
 _PATTERN = bytes(range(251))
@@ -30,7 +30,8 @@ def options_of(settings: UpSettings) -> TransportOptions:
 
 def self_tests(settings: UpSettings) -> Iterator[Finding]:
     """Shared memory always, and the transport of the settings."""
-    options = options_of(settings)
+    # Of host memory; `gpus` looks at that of GPUs.
+    options = dataclasses.replace(options_of(settings), memory=HOST)
     for each in dict.fromkeys((dataclasses.replace(options, name=SHM), options)):
         name = f"{each.name} self-test"
         try:
@@ -57,9 +58,9 @@ def _round_trip(options: TransportOptions) -> tuple[OpStatus, bool]:
     try:
         reader = open_transport(options)
         try:
-            writer.register(source, _NOTHING)
+            writer.register(source, NOTHING)
             source.write(0, pattern)
-            peer = writer.connect(reader.register(target, _NOTHING).address, _NOTHING)
+            peer = writer.connect(reader.register(target, NOTHING).address, NOTHING)
             op = writer.write(
                 peer,
                 [Descriptor(0, 0, MIB)],

@@ -186,17 +186,17 @@ def analytical_profile(gpu: GpuSpec, *, dtype: str) -> HardwareProfile:
     Raises:
         ConfigError: the device has no rate for `dtype`; lists those it has.
     """
-    rate = gpu.flops.get(dtype)
-    if rate is None:
+    rates = gpu.rates(dtype)
+    if rates is None:
         raise ConfigError(f"{gpu.name} has no rate for {dtype!r}; choose one of {', '.join(gpu.flops)}")
     return HardwareProfile(
         name=gpu.name,
         dtype=dtype,
         device="cpu" if gpu.name == "cpu" else "cuda",
-        flops=rate,
-        attention_flops=gpu.attention_flops[dtype],
-        expanded_flops=gpu.attention_flops[dtype],
-        expert_flops=rate,
+        flops=rates[0],
+        attention_flops=rates[1],
+        expanded_flops=rates[1],
+        expert_flops=rates[0],
         weight_read_bps=gpu.weight_read_bps,
         kv_read_bps=gpu.kv_read_bps,
         link_bps=gpu.link_bps,

@@ -97,7 +97,11 @@ def check_device(device: torch.device) -> None:
         )
     if device.index is None or device.index >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise ConfigError(f"device {device}: name one of cuda:0 … cuda:{last}, another one for each rank")
+        raise ConfigError(
+            f"device {device}: this host has cuda:0 … cuda:{last}, and each rank needs another one. Services: "
+            "fewer ranks, or --gpus (of splash up: --prefill-gpus and --decode-gpus, which may share GPUs, "
+            "each with its part of --memory-fraction)"
+        )
 
 
 def open_store(config: LaunchConfig) -> dist.Store:

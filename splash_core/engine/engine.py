@@ -55,7 +55,7 @@ from splash_core.units import LAYERS_AHEAD
 
 
 class RankEngine:
-    """Model shard, arena and mirrors of one rank. Use `load`, or `random` to measure."""
+    """Model shard, arena and mirrors of one rank. Use `load`, or `random` where any weights will do."""
 
     def __init__(
         self, ctx: RankContext, comms: RankComms, layout: Layout, graphs: DecodeGraphs | None = None
@@ -129,7 +129,7 @@ class RankEngine:
         dtype: torch.dtype,
         layout: Layout,
     ) -> "RankEngine":
-        """Random weights, made on the device; for benchmarks. Arguments as those of `load`."""
+        """Random weights, made on the device. Arguments as those of `load`."""
         views = Arena(arena, spec, rank=comms.compute.rank, memory=memory, dtype=dtype)
         source = RandomReader(spec, seed=seed, dtype=dtype, device=comms.device)
         return cls._read(source, views, comms, layout)

@@ -85,6 +85,8 @@ class PushLane:
     def _run(self) -> None:
         link: RankLink | None = None
         try:
+            # It asks the device how far the steps are.
+            self._pusher.memory.enter_thread()
             # A ZeroMQ socket belongs to one thread, so this one opens its own.
             link = RankLink(self._address, self._rank, lane=PUSH_LANE)
             # A frame to an unknown identity is an error: the leader must know of this lane in time.

@@ -24,6 +24,7 @@ from splash_core.transport.classes import TrafficClass
 from splash_core.transport.counters import CounterSource, Sample, TrafficCounters, summed
 from splash_core.transport.factory import open_transport
 from splash_core.transport.link import RankLinks
+from splash_core.transport.memory import Memory
 from splash_core.transport.options import TransportOptions
 
 
@@ -57,7 +58,7 @@ class Pusher:
     def __init__(
         self,
         transport: Transport,
-        memory: ArenaMemory,
+        memory: Memory,
         handle: MemoryHandle,
         *,
         arena: ArenaMap,
@@ -78,7 +79,13 @@ class Pusher:
     @classmethod
     @contextmanager
     def open(
-        cls, arena: ArenaMap, abi: KvAbi, options: TransportOptions, links: RankLinks | None = None
+        cls,
+        arena: ArenaMap,
+        abi: KvAbi,
+        options: TransportOptions,
+        links: RankLinks | None = None,
+        *,
+        take: Callable[[int], Memory] = ArenaMemory,
     ) -> Iterator["Pusher"]:
         """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more.
 
@@ -87,9 +94,10 @@ class Pusher:
             abi: what peers must agree on.
             options: of the transport.
             links: whom writes ask for their turn, and whose counts are told too; None: without limits.
+            take: takes memory of a size, where the rank computes.
         """
-        memory = ArenaMemory(arena.arena_bytes)
-        transport = open_transport(options, links)
+        memory = take(arena.arena_bytes)
+        transport = open_transport(options, links, copies=memory.copies())
         try:
             handle = transport.register(memory, abi)
             pusher = cls(transport, memory, handle, arena=arena, abi=abi)
@@ -103,7 +111,7 @@ class Pusher:
             memory.close()
 
     @property
-    def memory(self) -> ArenaMemory:
+    def memory(self) -> Memory:
         """The arena, zero-filled at start."""
         return self._memory
 

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from splash_core.engine.fake import FakeEngine
@@ -36,6 +37,7 @@ from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.link import RankLinks
+from splash_core.transport.memory import Memory
 from splash_core.transport.reach import check_reach
 
 _log = logging.getLogger("splash.rank")
@@ -50,7 +52,7 @@ def _engine(
     config: RankConfig,
     rank: RankId,
     *,
-    memory: ArenaMemory,
+    memory: Memory,
     spec: ModelSpec,
     arena: ArenaMap,
     progress: Callable[[int, int], None],
@@ -72,9 +74,18 @@ def _engine(
         yield engine
 
 
+def _memory_of(config: RankConfig, rank: RankId) -> Callable[[int], Memory]:
+    """Takes the arena's memory where the rank computes."""
+    if config.device == "cpu":
+        return ArenaMemory
+    from splash_core.engine.loading import device_memory
+
+    return partial(device_memory, config, rank)
+
+
 def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
     began = time.perf_counter()
-    check_reach(config.device, config.transport)
+    check_reach(config.transport)
     spec = ModelSpec.from_checkpoint(Path(config.checkpoint), name=config.model_name)
     arena = ArenaMap.build(
         spec,
@@ -92,7 +103,7 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
     )
     links = RankLinks.of(config.device, phase=config.link_limits, host=config.host_limits)
     with (
-        Pusher.open(arena, abi, config.transport, links) as pusher,
+        Pusher.open(arena, abi, config.transport, links, take=_memory_of(config, rank)) as pusher,
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,

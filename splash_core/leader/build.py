@@ -19,7 +19,8 @@ from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena, named
 from splash_core.layout.forms import attention_library
 from splash_core.layout.layout import Layout, shown_layouts
 from splash_core.layout.slots import ArenaMap
-from splash_core.leader.fingerprint import checkpoint_fingerprint
+from splash_core.leader.checks import check_group
+from splash_core.leader.fingerprint import served_fingerprint
 from splash_core.leader.profile_file import read_profile
 from splash_core.leader.reaching import transport_options
 from splash_core.leader.room import computes_on, draw_arena
@@ -32,7 +33,6 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.limits import max_request_tokens
 from splash_core.scheduling.roles import Role
-from splash_core.settings_base import check_settings
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.chunks import chunk_bytes
 from splash_core.transport.abi import KvAbi
@@ -189,7 +189,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     spec = ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name)
     spec.check_servable()
     dtype = _AUTO_DTYPE[settings.device] if settings.dtype == "auto" else settings.dtype
-    _check_settings(settings, checkpoint)
+    check_group(settings, checkpoint)
     arena = draw_arena(settings, spec, checkpoint, dtype, graph_bytes=_graph_bytes(settings, phase))
     offered = named_layouts(settings.layouts)
     infeasible = _infeasible(spec, arena, offered)
@@ -213,7 +213,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         settings=settings,
         checkpoint=checkpoint,
         spec=spec,
-        fingerprint=checkpoint_fingerprint(checkpoint),
+        fingerprint=served_fingerprint(settings, checkpoint),
         dtype=dtype,
         arena=arena,
         layout=layout,
@@ -257,17 +257,6 @@ def _records_steps(settings: GroupSettings, phase: Phase) -> bool:
 
 def _graph_bytes(settings: GroupSettings, phase: Phase) -> int:
     return settings.graph_bytes if _records_steps(settings, phase) else 0
-
-
-def _check_settings(settings: GroupSettings, checkpoint: Path) -> None:
-    check_settings(settings)
-    if settings.engine == "torch" and not any(checkpoint.glob("*.safetensors")):
-        raise ConfigError(f"{checkpoint} has no weights; fetch them, or convert them to *.safetensors")
-    if settings.nnodes != 1 or settings.node_rank != 0:
-        raise ConfigError(
-            f"--nnodes {settings.nnodes}: the ranks of one group must be on one host so far (different "
-            "groups need not, over --transport mooncake); leave --nnodes and --node-rank out"
-        )
 
 
 def _starting_layout(

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from splash_core.errors import ConfigError
+from splash_core.settings_model import ModelSettings
 from splash_core.spec.fields import read_json
 
 _BLOCK_BYTES = 4096
@@ -28,9 +29,7 @@ def checkpoint_fingerprint(directory: Path) -> str:
     Raises:
         ConfigError: a file cannot be read, or is cut off.
     """
-    config = read_json(directory / "config.json")
-    kept = {name: value for name, value in config.items() if name not in _NOT_THE_MODEL}
-    model = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    model = _config_digest(directory)
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         return model
@@ -44,12 +43,30 @@ def checkpoint_fingerprint(directory: Path) -> str:
     return f"{model}-{digest.hexdigest()[:16]}"
 
 
+def served_fingerprint(settings: ModelSettings, directory: Path) -> str:
+    """Of the weights that settings have served: the checkpoint's, or random ones of a seed and its config.
+
+    Raises:
+        ConfigError: a file cannot be read, or is cut off.
+    """
+    if settings.load_format != "dummy":
+        return checkpoint_fingerprint(directory)
+    weights = hashlib.sha256(f"dummy {settings.dummy_seed}".encode()).hexdigest()
+    return f"{_config_digest(directory)}-{weights[:16]}"
+
+
 def same_checkpoint(ours: str, theirs: str) -> bool:
     """True when two fingerprints are of one model: equal, as far as both folders have weights."""
     our_model, _, our_weights = ours.partition("-")
     their_model, _, their_weights = theirs.partition("-")
     weights_differ = our_weights and their_weights and our_weights != their_weights
     return our_model == their_model and not weights_differ
+
+
+def _config_digest(directory: Path) -> str:
+    config = read_json(directory / "config.json")
+    kept = {name: value for name, value in config.items() if name not in _NOT_THE_MODEL}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _file_digest(path: Path, blocks: int) -> bytes:

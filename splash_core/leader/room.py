@@ -6,7 +6,7 @@ Invariant: what is asked for fits the memory that there is, or is refused with t
 from pathlib import Path
 
 from splash_core.config import GroupSettings
-from splash_core.cost.footprint import Deployment
+from splash_core.cost.footprint import Deployment, ModelBytes
 from splash_core.cost.precision import named_precision
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import Matrix
@@ -85,7 +85,7 @@ def _default_room(
 ) -> int:
     """KV room of a rank when nobody says; `region` is where its projections lie, bytes."""
     if settings.device == "cpu":
-        host = _host(settings, checkpoint)
+        host = _host(settings, spec, checkpoint, dtype)
         return default_kv_bytes(spec, host, page_size=settings.page_size, elem_bytes=ELEM_BYTES[dtype])
     gpu = computes_on(settings)
     deployment = Deployment(
@@ -121,11 +121,18 @@ def _check_room(settings: GroupSettings, most: int, slot: int) -> None:
         )
 
 
-def _host(settings: GroupSettings, checkpoint: Path) -> HostMemory:
-    config = read_json(checkpoint / "config.json")
+def _host(settings: GroupSettings, spec: ModelSpec, checkpoint: Path, dtype: str) -> HostMemory:
+    if settings.load_format == "dummy":
+        stored = ELEM_BYTES[dtype]
+        rest = ModelBytes.of(spec, named_precision(dtype), num_ranks=1).total
+        checkpoint_bytes = rest + projection_bytes(spec, elem_bytes=stored)
+    else:
+        config = read_json(checkpoint / "config.json")
+        stored = _STORED_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
+        checkpoint_bytes = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     return HostMemory(
         free_bytes=free_memory(),
         ranks=settings.host_ranks or settings.ranks,
-        checkpoint_bytes=sum(path.stat().st_size for path in checkpoint.glob("*.safetensors")),
-        stored_elem_bytes=_STORED_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4),
+        checkpoint_bytes=checkpoint_bytes,
+        stored_elem_bytes=stored,
     )

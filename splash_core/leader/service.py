@@ -25,6 +25,7 @@ import grpc.aio
 from splash_core.errors import ConfigError, GroupFailed
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.control import ControlServicer
+from splash_core.leader.gpus import group_gpus
 from splash_core.leader.host import reachable_host, threads_per_rank
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.pace import StepPace
@@ -37,6 +38,7 @@ from splash_core.rpc.keepalive import server_keepalive
 from splash_core.rpc.link import LeaderLink, ipc_address
 from splash_core.rpc.rank_config import RankConfig
 from splash_core.scheduling.buckets import decode_buckets
+from splash_core.transport.limits import CHUNK_BYTES
 
 _log = logging.getLogger("splash.leader")
 _FAREWELL_S = 1.0
@@ -257,9 +259,11 @@ class GroupProcess:
             graph_buckets=decode_buckets(settings.max_running, settings.ranks),
             graph_bytes=settings.graph_bytes,
             link_bytes_per_s=settings.link_bytes_per_s,
-            link_chunk_bytes=settings.link_chunk_bytes,
+            link_chunk_bytes=settings.link_chunk_bytes or CHUNK_BYTES[blueprint.transport.memory],
             link_in_flight=settings.link_in_flight,
             link_pause_s=settings.link_pause_s,
+            gpus=group_gpus(settings),
+            dummy_seed=settings.dummy_seed if settings.load_format == "dummy" else None,
             fake_step_s=settings.fake_step_s,
             transport=blueprint.transport,
         )

@@ -1,4 +1,4 @@
-"""Random weights for a model that is only measured: a `Reader` that needs no files.
+"""Random weights for a model that is only measured or tried: a `Reader` that needs no files.
 
 Invariant: a tensor depends on (seed, name, shape, element type, kind of device) alone, and a slice is cut
 from the whole, so the shards of all ranks together are one model, whoever generates which.

@@ -36,7 +36,7 @@ class RankConfig:
     num_ranks: int
     layout: Layout
     device: str
-    """`cpu`, or `cuda`: rank i takes GPU i of its host."""
+    """`cpu`, or `cuda`: each rank has a GPU of its host."""
     dtype: str
     """fp32, fp64 or bf16."""
     page_size: int
@@ -66,6 +66,10 @@ class RankConfig:
     link_chunk_bytes: int = _LIMITS.chunk_bytes
     link_in_flight: int = _LIMITS.in_flight
     link_pause_s: float = _LIMITS.pause_s
+    gpus: tuple[int, ...] = ()
+    """Of the ranks, in their order; empty: rank i has GPU i."""
+    dummy_seed: int | None = None
+    """Random weights of this seed, instead of the checkpoint's."""
     fake_step_s: float = 0.0
     """How long a fake engine's step takes."""
     transport: TransportOptions = TransportOptions()
@@ -101,6 +105,7 @@ class RankConfig:
             "layout": Layout(raw["layout"]),
             "graph_layouts": tuple(map(Layout, raw["graph_layouts"])),
             "graph_buckets": tuple(raw["graph_buckets"]),
+            "gpus": tuple(raw["gpus"]),
             "transport": TransportOptions(**raw["transport"]),
         }
         return cls(**raw | parsed)

@@ -23,6 +23,8 @@ class GpuSpec:
     """Matrix-multiply rate per element type of the weights, FLOP/s."""
     attention_flops: Mapping[str, float]
     """Rate of the attention kernel when it is bound by compute, per element type of the queries, FLOP/s."""
+    vector_flops: Mapping[str, float]
+    """Rates of types without tensor cores: a group may run in them, to be exact; no plan offers them."""
     weight_read_bps: float
     """Bytes of weights streamed per second."""
     kv_read_bps: float
@@ -42,7 +44,15 @@ class GpuSpec:
     provenance: str
     """`measured`, or `analytical` with the rule by which peaks were reduced."""
 
+    def rates(self, dtype: str) -> tuple[float, float] | None:
+        """Of matrix products and of attention, FLOP/s; None for a type that it does not compute in."""
+        if dtype in self.flops:
+            return self.flops[dtype], self.attention_flops[dtype]
+        vector = self.vector_flops.get(dtype)
+        return None if vector is None else (vector, vector * _ATTENTION_RATIO / _GEMM_RATIO)
 
+
+_GEMM_RATIO, _ATTENTION_RATIO = 0.78, 0.6
 _GPU_RUNTIME = Bytes(2560 * MIB)
 _ANALYTICAL = (
     "analytical: 0.78 of the published GEMM peak, 0.6 of it for attention, 0.88 of memory bandwidth for "
@@ -56,6 +66,7 @@ def _gpu(
     *,
     memory_gib: float,
     bf16_peak: float,
+    vector_peaks: tuple[float, float],
     memory_bps: float,
     link_bps: float,
     source: str,
@@ -63,14 +74,16 @@ def _gpu(
 ) -> GpuSpec:
     """A GPU by its published dense peaks, reduced by the ratios that were measured on H200.
 
-    `link_bps` is one way, as published for the links between the GPUs of a host.
+    `link_bps` is one way, as published for the links between the GPUs of a host; `vector_peaks` are of fp32
+    and fp64 without tensor cores.
     """
-    flops = {"bf16": bf16_peak * 0.78} | ({"fp8": 2 * bf16_peak * 0.78} if has_fp8 else {})
+    flops = {"bf16": bf16_peak * _GEMM_RATIO} | ({"fp8": 2 * bf16_peak * _GEMM_RATIO} if has_fp8 else {})
     return GpuSpec(
         name=name,
         memory_bytes=Bytes(int(memory_gib * GIB)),
         flops=MappingProxyType(flops),
-        attention_flops=MappingProxyType(dict.fromkeys(flops, bf16_peak * 0.6)),
+        attention_flops=MappingProxyType(dict.fromkeys(flops, bf16_peak * _ATTENTION_RATIO)),
+        vector_flops=_vector(*vector_peaks),
         weight_read_bps=memory_bps * 0.88,
         kv_read_bps=memory_bps * 0.56,
         link_bps=link_bps * 0.67,
@@ -83,11 +96,16 @@ def _gpu(
     )
 
 
+def _vector(fp32_peak: float, fp64_peak: float) -> Mapping[str, float]:
+    return MappingProxyType({"fp32": fp32_peak * _GEMM_RATIO, "fp64": fp64_peak * _GEMM_RATIO})
+
+
 _H200 = GpuSpec(
     name="h200",
     memory_bytes=Bytes(int(139.8 * GIB)),
     flops=MappingProxyType({"bf16": 780e12, "fp8": 1540e12}),
     attention_flops=MappingProxyType({"bf16": 600e12, "fp8": 600e12}),
+    vector_flops=_vector(67e12, 34e12),
     weight_read_bps=4.3e12,
     kv_read_bps=2.7e12,
     link_bps=304e9,
@@ -99,7 +117,8 @@ _H200 = GpuSpec(
     provenance=(
         "measured on 4 GPUs over NVLink: bf16 GEMM 770–800 TFLOP/s, copy 4.3 TB/s, paged MLA decode "
         "2.4–3.0 TB/s, MLA prefill 615 TFLOP/s, all-gather of 64 MiB 304 GB/s, collectives in a graph "
-        "16–25 us; analytical: fp8 rate (peak times the bf16 ratio), layer overhead, interference"
+        "16–25 us; analytical: fp8, fp32 and fp64 rates (peak times the bf16 ratio), layer overhead, "
+        "interference"
     ),
 )
 
@@ -108,6 +127,7 @@ _CPU = GpuSpec(
     memory_bytes=Bytes(4 * GIB),
     flops=MappingProxyType({"fp64": 20e9, "fp32": 40e9, "bf16": 20e9}),
     attention_flops=MappingProxyType({"fp64": 15e9, "fp32": 30e9, "bf16": 15e9}),
+    vector_flops=MappingProxyType({}),
     weight_read_bps=8e9,
     kv_read_bps=4e9,
     link_bps=1e9,
@@ -131,6 +151,7 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
                 "h100",
                 memory_gib=79.1,
                 bf16_peak=989e12,
+                vector_peaks=(67e12, 34e12),
                 memory_bps=3.35e12,
                 link_bps=450e9,
                 source="NVIDIA's H100 data sheet (SXM5)",
@@ -139,6 +160,7 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
                 "h20",
                 memory_gib=95.6,
                 bf16_peak=148e12,
+                vector_peaks=(44e12, 1e12),
                 memory_bps=4.0e12,
                 link_bps=450e9,
                 source="NVIDIA's H20 product brief",
@@ -147,6 +169,7 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
                 "a100",
                 memory_gib=79.1,
                 bf16_peak=312e12,
+                vector_peaks=(19.5e12, 9.7e12),
                 memory_bps=2.04e12,
                 link_bps=300e9,
                 source="NVIDIA's A100 data sheet (SXM4, 80 GB)",
@@ -156,6 +179,7 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
                 "b200",
                 memory_gib=178.4,
                 bf16_peak=2250e12,
+                vector_peaks=(75e12, 37e12),
                 memory_bps=8.0e12,
                 link_bps=900e9,
                 source="NVIDIA's DGX B200 data sheet (its sparse peaks halved)",
@@ -164,6 +188,7 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
                 "gb200",
                 memory_gib=184.0,
                 bf16_peak=2500e12,
+                vector_peaks=(80e12, 40e12),
                 memory_bps=8.0e12,
                 link_bps=900e9,
                 source="NVIDIA's GB200 NVL72 data sheet (one of its GPUs, sparse peaks halved)",
@@ -172,6 +197,7 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
                 "mi300x",
                 memory_gib=191.9,
                 bf16_peak=1307e12,
+                vector_peaks=(163.4e12, 81.7e12),
                 memory_bps=5.3e12,
                 link_bps=448e9,
                 source="AMD's Instinct MI300X data sheet (for plans only: the engine's kernels are NVIDIA's)",

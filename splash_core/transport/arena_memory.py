@@ -10,8 +10,13 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from splash_core.dist.fd_passing import anonymous_file
 from splash_core.errors import ConfigError
+from splash_core.transport.host_copies import HostCopies
+from splash_core.transport.memory import Memory, Offer
+from splash_core.transport.options import HOST
 from splash_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +27,7 @@ _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14; Python's mmap has no name for it yet."""
 
 
-class ArenaMemory:
+class ArenaMemory(Memory):
     """`num_bytes` of zeros, as a byte tensor here and as a file descriptor for peers.
 
     Torch is imported only when the tensor is asked for: ranks without weights start without it.
@@ -31,7 +36,7 @@ class ArenaMemory:
     def __init__(self, num_bytes: int) -> None:
         if num_bytes <= 0:
             raise ConfigError(f"an arena needs at least one byte, got {num_bytes}")
-        self.num_bytes = num_bytes
+        self._num_bytes = num_bytes
         self.fd = -1
         try:
             self.fd = anonymous_file("splash-arena", num_bytes)
@@ -47,13 +52,19 @@ class ArenaMemory:
         self._bytes_B: Tensor | None = None
 
     @property
+    @override
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    @override
     def address(self) -> int:
-        """Where the memory begins in this process."""
         return ctypes.addressof(self._anchor)
 
     @property
+    @override
     def bytes_B(self) -> "Tensor":
-        """All bytes, uint8; the tensor keeps the mapping alive for as long as any view of it exists."""
+        """As in `Memory`; the tensor keeps the mapping alive for as long as any view of it exists."""
         if self._bytes_B is None:
             import torch
 
@@ -68,6 +79,19 @@ class ArenaMemory:
         """A copy of some bytes; needs no torch."""
         return self._mapping[offset : offset + num_bytes]
 
+    @override
+    def offer(self) -> Offer:
+        return Offer(kind=HOST, num_bytes=self._num_bytes, fd=os.dup(self.fd))
+
+    @override
+    def copies(self) -> HostCopies:
+        return HostCopies()
+
+    @override
+    def enter_thread(self) -> None:
+        """Host memory is any thread's."""
+
+    @override
     def touch(self) -> None:
         """Take all pages from the kernel now, so that no writer waits for them later. Changes no byte.
 
@@ -79,12 +103,13 @@ class ArenaMemory:
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise ConfigError(
-                    f"no memory for an arena of {format_bytes(self.num_bytes)}: {error}; give the group less"
+                    f"no memory for an arena of {format_bytes(self._num_bytes)}: {error}; give the group less"
                 ) from error
             # A kernel before 5.14 does not know the call.
-            for start in range(0, self.num_bytes, mmap.PAGESIZE):
+            for start in range(0, self._num_bytes, mmap.PAGESIZE):
                 self._mapping[start] = self._mapping[start]
 
+    @override
     def close(self) -> None:
         """Give up the descriptor; peers that mapped it, and our tensor, keep the memory."""
         if self.fd >= 0:

@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from splash_core.transport.abi import KvAbi
-from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.classes import TrafficClass
+from splash_core.transport.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Op(Protocol):
 class Transport(Protocol):
     """One rank's way to other groups' memory."""
 
-    def register(self, memory: ArenaMemory, abi: KvAbi) -> MemoryHandle:
+    def register(self, memory: Memory, abi: KvAbi) -> MemoryHandle:
         """Make `memory` the source of our writes and let peers of equal ABI write into it. Once."""
         ...
 

@@ -7,6 +7,7 @@ from splash_core.errors import ConfigError
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.base import Transport
 from splash_core.transport.link import RankLinks
+from splash_core.transport.memory import Copies
 from splash_core.transport.memory_server import SCHEME as SHM_SCHEME
 from splash_core.transport.memory_server import fetch_memory
 from splash_core.transport.mooncake_words import SCHEME as MOONCAKE_SCHEME
@@ -14,18 +15,21 @@ from splash_core.transport.options import MOONCAKE, SHM, TransportOptions
 from splash_core.transport.shm import ShmTransport
 
 
-def open_transport(options: TransportOptions, links: RankLinks | None = None) -> Transport:
+def open_transport(
+    options: TransportOptions, links: RankLinks | None = None, *, copies: Copies | None = None
+) -> Transport:
     """A transport of its own for one rank.
 
     Args:
         options: of the rank's group.
         links: whom writes ask for their turn; None: some without a limit.
+        copies: of the rank's memory; None: of host memory.
 
     Raises:
         ConfigError: there is no such transport, or its library is missing; says how to install it.
     """
     if options.name == SHM:
-        return ShmTransport(None if links is None else links.phase)
+        return ShmTransport(None if links is None else links.phase, copies=copies)
     if options.name != MOONCAKE:
         raise ConfigError(f"--transport {options.name!r} is not one of {SHM}, {MOONCAKE}")
     # Imported here: shared memory must work where Mooncake's libraries are not installed.
@@ -51,8 +55,8 @@ def reach_peer(options: TransportOptions, address: str, abi: KvAbi, *, devices: 
         Unavailable: nobody answers there.
     """
     if address.startswith(SHM_SCHEME):
-        fd, _, _ = fetch_memory(address, timeout_s=options.answer_timeout_s)
-        os.close(fd)
+        offer, _, _ = fetch_memory(address, timeout_s=options.answer_timeout_s)
+        os.close(offer.fd)
         return
     if not address.startswith(MOONCAKE_SCHEME):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Serves the descriptor of a rank's memory, with its ABI, to processes of the same user.
+"""Serves the descriptor of a rank's memory, of any kind, with its ABI, to processes of the same user.
 
 Invariant: whoever gets the descriptor also gets the ABI that gives its bytes their meaning.
 """
@@ -13,7 +13,7 @@ from dataclasses import asdict
 from splash_core.dist.fd_passing import fetch_fd, fresh_address, listen, same_user, send_fd
 from splash_core.errors import Unavailable
 from splash_core.transport.abi import KvAbi
-from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.memory import Memory, Offer
 
 SCHEME = "shm:"
 
@@ -23,11 +23,13 @@ _RETRY_S = 0.01
 class MemoryServer:
     """Hands out `memory` until closed, from a thread of its own."""
 
-    def __init__(self, memory: ArenaMemory, abi: KvAbi) -> None:
+    def __init__(self, memory: Memory, abi: KvAbi) -> None:
         socket_address = fresh_address()
         self.address = SCHEME + socket_address
-        self._fd = os.dup(memory.fd)
-        note = {"pid": os.getpid(), "abi": asdict(abi)}
+        offer = memory.offer()
+        self._fd = offer.fd
+        words = {"kind": offer.kind, "num_bytes": offer.num_bytes}
+        note = {"pid": os.getpid(), "abi": asdict(abi), "memory": words}
         self._note = json.dumps(note).encode()
         self._closing = False
         self._socket = listen(socket_address)
@@ -63,8 +65,10 @@ class MemoryServer:
                     continue
 
 
-def fetch_memory(address: str, *, timeout_s: float) -> tuple[int, int, KvAbi]:
-    """Fetch `(descriptor, pid of its owner, ABI)` of the memory served at `address`.
+def fetch_memory(address: str, *, timeout_s: float) -> tuple[Offer, int, KvAbi]:
+    """Fetch `(what is offered, pid of its owner, ABI)` of the memory served at `address`.
+
+    The caller closes the offer's descriptor.
 
     Raises:
         Unavailable: the address is another transport's, nobody answers there, or in another version's words.
@@ -76,7 +80,7 @@ def fetch_memory(address: str, *, timeout_s: float) -> tuple[int, int, KvAbi]:
     fd, note = fetch_fd(address.removeprefix(SCHEME), timeout_s=timeout_s)
     try:
         fields = json.loads(note)
-        return fd, fields["pid"], KvAbi(**fields["abi"])
+        return Offer(fd=fd, **fields["memory"]), fields["pid"], KvAbi(**fields["abi"])
     except (ValueError, KeyError, TypeError) as error:
         os.close(fd)
         raise Unavailable(

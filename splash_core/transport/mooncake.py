@@ -14,10 +14,10 @@ from typing_extensions import override
 
 from splash_core.errors import InvariantBroken, Unavailable
 from splash_core.transport.abi import KvAbi
-from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, MemoryHandle, Op, Peer, TrafficClass, Transport
 from splash_core.transport.bounds import check_bounds
 from splash_core.transport.link import RankLinks
+from splash_core.transport.memory import Memory
 from splash_core.transport.mooncake_library import new_engine
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_probe import Prober
@@ -46,7 +46,7 @@ class MooncakeTransport(Transport):
         """Writes ask `links` for their turn; None: some of its own, without limits."""
         self._options = options
         self._links = links or RankLinks.unlimited()
-        self._memory: ArenaMemory | None = None
+        self._memory: Memory | None = None
         self._server: MooncakeServer | None = None
         self._prober = Prober(options)
         self._sessions: dict[str, Session] = {}
@@ -56,7 +56,7 @@ class MooncakeTransport(Transport):
         self._closing = False
 
     @override
-    def register(self, memory: ArenaMemory, abi: KvAbi) -> MemoryHandle:
+    def register(self, memory: Memory, abi: KvAbi) -> MemoryHandle:
         if self._server is not None:
             raise InvariantBroken(f"this transport serves {self._server.address} already")
         self._prober.prepare()

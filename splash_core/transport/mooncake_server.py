@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from splash_core.errors import ConfigError, SplashError, Unavailable
 from splash_core.transport.abi import KvAbi, abi_diff
-from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.memory import Memory
 from splash_core.transport.mooncake_engine import Engine
 from splash_core.transport.mooncake_library import new_engine
 from splash_core.transport.mooncake_words import Address, Line, Message, NotUnderstood, Welcome, keep_alive
@@ -43,7 +43,7 @@ class _Inlet:
 class MooncakeServer:
     """Hands out receiving engines for `memory` until closed."""
 
-    def __init__(self, memory: ArenaMemory, abi: KvAbi, options: TransportOptions) -> None:
+    def __init__(self, memory: Memory, abi: KvAbi, options: TransportOptions) -> None:
         self._memory = memory
         self._abi = abi
         self._options = options

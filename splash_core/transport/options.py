@@ -6,15 +6,19 @@ Invariant: two groups whose `speaks` differ never pair, so no byte is sent to a 
 from dataclasses import dataclass
 
 SHM, MOONCAKE = "shm", "mooncake"
-_WORDS = {SHM: "1", MOONCAKE: "2"}
+HOST, CUDA = "host", "cuda"
+"""Where arenas may lie."""
+_WORDS = {SHM: "2", MOONCAKE: "2"}
 """Versions of what two sides say to each other before the first write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportOptions:
-    """How a rank reaches other groups' memory; all but `name` are Mooncake's."""
+    """How a rank reaches other groups' memory; all but `name` and `memory` are Mooncake's."""
 
     name: str = SHM
+    memory: str = HOST
+    """Where the arenas lie that it writes from and to: on the host, or on its GPUs."""
     writer: str = ""
     """Incarnation of the group that this rank writes for: by it, peers end all of the group's sessions."""
     protocol: str = "tcp"
@@ -36,6 +40,7 @@ class TransportOptions:
     def speaks(self) -> str:
         """What both sides must agree on: transport, protocol and version, as the KV ABI shows it."""
         words = [self.name] if self.name == SHM else [self.name, self.protocol]
+        words += [] if self.memory == HOST else [self.memory]
         return " ".join([*words, _WORDS.get(self.name, "1")])
 
     def stays_within(self, host: str) -> bool:

@@ -1,29 +1,25 @@
 """Which memory a transport reaches. Invariant: a group whose arenas no transport reaches does not start."""
 
 from splash_core.errors import ConfigError
-from splash_core.transport.mooncake_library import CUDA_FLAVOURS, VERSION, load_library
-from splash_core.transport.options import MOONCAKE, TransportOptions
+from splash_core.transport.mooncake_library import load_library
+from splash_core.transport.options import HOST, MOONCAKE, TransportOptions
 
 
-def check_reach(device: str, options: TransportOptions) -> None:
+def check_reach(options: TransportOptions) -> None:
     """Refuse a service whose ranks keep KV where the transport cannot write, or that lacks its library.
 
     Args:
-        device: where the ranks keep their arenas.
-        options: how pages cross between groups.
+        options: how pages cross between groups, and where the arenas lie.
 
     Raises:
-        ConfigError: says what would be needed, and what works without.
+        ConfigError: says what works instead.
     """
-    if options.name == MOONCAKE:
-        load_library()
-    if device == "cpu":
+    if options.name != MOONCAKE:
         return
-    flavours = " or ".join(f"{name}=={VERSION} (CUDA {cuda})" for name, cuda in CUDA_FLAVOURS.items())
-    raise ConfigError(
-        f"--device {device}: serving needs a transport that reaches GPU memory, for prefill to hand KV to "
-        f"decode, and the {options.name} transport writes host memory only. --transport mooncake over rdma "
-        f"reaches it with a flavour of the library for CUDA ({flavours}), but ranks of this version do not "
-        "register their GPU memory with it yet. `splash bench` runs the engine on GPUs without a transport; "
-        "to serve, use --device cpu"
-    )
+    load_library()
+    if options.memory != HOST:
+        raise ConfigError(
+            f"--transport {MOONCAKE} reaches host memory only: ranks of this version do not register their "
+            f"GPUs' memory with it. With --device {options.memory} use --transport shm, whose groups are all "
+            "on one host; or --device cpu"
+        )

@@ -1,15 +1,16 @@
-"""Writes into a peer's arena through shared memory: the single-host transport.
+"""Writes into a peer's arena that is mapped here: the single-host transport.
 
-The writer maps the peer's memory once and copies into it from one worker thread, in pieces, each when the
-link's arbiter says so. Invariant: every byte lands inside both memories' bounds, and after an operation's
-`quiesced` the worker touches none of its bytes.
+The writer maps the peer's memory once and has it copied into from one worker thread, in chunks, each when the
+link's arbiter says so. How bytes are copied is the memory's affair (`memory.Copies`): on GPUs several chunks
+are under way at a time. Invariant: every byte lands inside both memories' bounds, and after an operation's
+`quiesced` none of its bytes is touched.
 """
 
-import ctypes
-import mmap
+import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,112 +19,66 @@ from typing_extensions import override
 from splash_core.dist.process_watch import ProcessWatch
 from splash_core.errors import Conflict, InvariantBroken, Unavailable
 from splash_core.transport.abi import KvAbi, abi_diff
-from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import (
     Descriptor,
     MemoryHandle,
     Op,
-    OpState,
     Peer,
     Transport,
 )
 from splash_core.transport.bounds import check_bounds
 from splash_core.transport.classes import TrafficClass
-from splash_core.transport.guarded_op import GuardedOp
-from splash_core.transport.link import BandwidthArbiter, Flow
+from splash_core.transport.host_copies import HostCopies
+from splash_core.transport.link import BandwidthArbiter
+from splash_core.transport.memory import Copies, Copy, Landing, Memory
 from splash_core.transport.memory_server import MemoryServer, fetch_memory
+from splash_core.transport.shm_op import Mapping, ShmOp, chunks_of, size_of
 
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_S = 0.05
 """Longest time between two looks at deadlines while nobody's turn comes."""
+_OWNERS_S = 0.5
+"""How often it looks whether peers have ended: their memory would not be free before it is let go here."""
+
+_log = logging.getLogger("splash.transport")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mapping:
-    """A peer's memory in our address space, and the process that owns it."""
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A chunk under way."""
 
-    peer: Peer
-    memory: mmap.mmap
-    anchor: ctypes.c_char
-    address: int
-    owner: ProcessWatch
-
-
-class ShmOp(GuardedOp):
-    """One write: its pieces, and its state under the transport's lock."""
-
-    def __init__(
-        self,
-        *,
-        target: _Mapping,
-        pieces: Sequence[Descriptor],
-        flow: Flow,
-        deadline: float,
-        attempt: int,
-        changed: threading.Condition,
-    ) -> None:
-        super().__init__(attempt=attempt, empty=not pieces, changed=changed)
-        self.target = target
-        self.flow = flow
-        self.deadline = deadline
-        self._pieces = pieces
-        self._next = 0
-        self._copying = False
-
-    @property
-    @override
-    def quiesced(self) -> bool:
-        with self._changed:
-            return self._state.is_final and not self._copying
-
-    def expire(self, now: float) -> None:
-        """Fail if the deadline has passed, even while others go first. Called with the lock held."""
-        if now > self.deadline:
-            self._expire()
-
-    def want_piece(self) -> bool:
-        """Stand in line for the next piece; False once the operation has ended. Called with the lock held."""
-        if self.target.owner.ended():
-            self._finish(OpState.FAILED, f"the process that serves {self.target.peer.address} has ended")
-        if not self._state.is_final:
-            self.flow.want(self._pieces[self._next].num_bytes)
-        return not self._state.is_final
-
-    def take_piece(self) -> Descriptor:
-        """The next piece, to be copied now. Called with the lock held."""
-        self._state = OpState.RUNNING
-        self._copying = True
-        return self._pieces[self._next]
-
-    def piece_copied(self) -> None:
-        """Called with the lock held, after the bytes of `take_piece` have landed."""
-        self._copying = False
-        self.flow.sent()
-        self._written += self._pieces[self._next].num_bytes
-        self._next += 1
-        if self._next == len(self._pieces):
-            self._finish(OpState.DONE)
-        self._changed.notify_all()
+    op: ShmOp
+    num_bytes: int
+    landing: Landing
 
 
 class ShmTransport(Transport):
     """The `Transport` of ranks on one host."""
 
-    def __init__(self, link: BandwidthArbiter | None = None) -> None:
-        """Writes ask `link` for their turn; None: one of its own, without a limit."""
+    def __init__(self, link: BandwidthArbiter | None = None, *, copies: Copies | None = None) -> None:
+        """Nothing is served or written yet.
+
+        Args:
+            link: whom writes ask for their turn; None: one of its own, without a limit.
+            copies: of the memory that will be registered; None: of host memory.
+        """
         self._link = link or BandwidthArbiter()
+        self._copies = copies or HostCopies()
         self._changed = threading.Condition()
         self._awake = threading.Event()
-        self._memory: ArenaMemory | None = None
+        self._memory: Memory | None = None
         self._server: MemoryServer | None = None
-        self._targets: dict[str, _Mapping] = {}
+        self._targets: dict[str, Mapping] = {}
         self._ops: list[ShmOp] = []
+        self._flights: deque[_Flight] = deque()
+        """Used by the worker alone."""
+        self._owners_at = 0.0
         self._closing = False
         self._worker = threading.Thread(target=self._work, name="shm-transport", daemon=True)
         self._worker.start()
 
     @override
-    def register(self, memory: ArenaMemory, abi: KvAbi) -> MemoryHandle:
+    def register(self, memory: Memory, abi: KvAbi) -> MemoryHandle:
         if self._server is not None:
             raise InvariantBroken(f"this transport serves {self._server.address} already")
         self._memory = memory
@@ -141,30 +96,17 @@ class ShmTransport(Transport):
         known = self.connected(address)
         if known is not None:
             return known
-        with self._changed:
-            self._forget_the_dead()
-        fd, pid, theirs = fetch_memory(address, timeout_s=_CONNECT_TIMEOUT_S)
+        offer, pid, theirs = fetch_memory(address, timeout_s=_CONNECT_TIMEOUT_S)
         try:
             if differences := abi_diff(abi, theirs):
                 raise Conflict(f"the KV at {address} has another ABI: {'; '.join(differences)}")
-            num_bytes = os.fstat(fd).st_size
-            memory = mmap.mmap(fd, num_bytes)
-        except (OSError, ValueError) as error:
-            # Out of address space or of mappings, or an empty file: one peer's trouble, not this rank's.
-            raise Unavailable(f"the memory at {address} cannot be mapped: {error}") from error
+            memory = self._copies.attach(offer)
         finally:
-            os.close(fd)
-        anchor = ctypes.c_char.from_buffer(memory)
-        peer = Peer(address=address, num_bytes=num_bytes)
-        mapping = _Mapping(
-            peer=peer,
-            memory=memory,
-            anchor=anchor,
-            address=ctypes.addressof(anchor),
-            owner=ProcessWatch(pid),
-        )
+            os.close(offer.fd)
+        peer = Peer(address=address, num_bytes=memory.num_bytes)
         with self._changed:
-            self._targets[address] = mapping
+            self._targets = {at: target for at, target in self._targets.items() if not target.released}
+            self._targets[address] = Mapping(peer=peer, memory=memory, owner=ProcessWatch(pid))
         return peer
 
     @override
@@ -188,7 +130,7 @@ class ShmTransport(Transport):
                 raise InvariantBroken(f"write to {peer.address} after the transport was closed")
             op = ShmOp(
                 target=target,
-                pieces=[piece for part in descriptors for piece in part.cut(self._link.chunk_bytes)],
+                chunks=chunks_of(descriptors, self._link.chunk_bytes),
                 flow=self._link.flow(
                     traffic,
                     deadline_s=deadline_s,
@@ -221,40 +163,68 @@ class ShmTransport(Transport):
         if self._server is not None:
             self._server.close()
         for target in self._targets.values():
-            target.owner.close()
-
-    def _forget_the_dead(self) -> None:
-        """Let go of peers whose process has ended; an operation under way keeps its own mapping."""
-        for address, target in list(self._targets.items()):
-            if target.owner.ended():
-                target.owner.close()
-                del self._targets[address]
+            target.release()
 
     def _work(self) -> None:
-        """Copy piece by piece, each time for an operation whose turn it is."""
-        while True:
-            self._awake.clear()  # before the look: whatever changes after it ends the wait
+        try:
+            self._copies.enter_thread()
+            while self._turn():
+                pass
+        except Exception as error:  # of a device: nothing that it was asked for can be relied on any more
+            _log.exception("copying into other groups' memory has failed")
             with self._changed:
-                op = self._next_op()
-                if op is None and self._closing and not self._ops:
-                    return
-                piece = None if op is None else op.take_piece()
-                idle = not self._ops
-            if op is None or piece is None:
-                self._awake.wait(None if idle else min(self._link.delay_s(), _LOOK_S))
-                continue
+                self._closing = True
+                for op in self._ops:
+                    op.lose(f"copying has failed, so this rank has to end: {type(error).__name__}: {error}")
+
+    def _turn(self) -> bool:
+        """Start a chunk of an operation whose turn it is, or wait; False when nothing is left to do."""
+        self._awake.clear()  # before the look: whatever changes after it ends the wait
+        with self._changed:
+            op = self._next_op()
+            if self._closing and not self._ops:
+                return False
+            chunk = () if op is None else op.take_chunk()
+            idle = not self._ops
+        if op is not None:
             assert self._memory is not None, "write checks that memory is registered"
-            ctypes.memmove(op.target.address + piece.dst, self._memory.address + piece.src, piece.num_bytes)
+            there, here = op.target.memory.address, self._memory.address
+            landing = self._copies.start(
+                [Copy(there + piece.dst, here + piece.src, piece.num_bytes) for piece in chunk]
+            )
+            self._flights.append(_Flight(op, size_of(chunk), landing))
+        elif self._flights:
+            self._flights[0].landing.wait()
+        else:
+            self._awake.wait(_OWNERS_S if idle else min(self._link.delay_s(), _LOOK_S))
+        self._count_landed()
+        return True
+
+    def _count_landed(self) -> None:
+        """Copies land in the order in which they were started."""
+        while self._flights and self._flights[0].landing.over:
+            flight = self._flights.popleft()
             with self._changed:
-                op.piece_copied()
+                flight.op.chunk_landed(flight.num_bytes)
 
     def _next_op(self) -> ShmOp | None:
-        """Let all stand in line, then see whose turn it is; forget those that have ended."""
+        """Let all stand in line, then see whose turn it is; forget those that are over."""
         now = time.monotonic()
         for op in list(self._ops):
-            op.expire(now)
-            if not op.want_piece():
+            op.look(now)
+            if op.over:
                 self._ops.remove(op)
                 op.flow.close()
-        flow = self._link.first(op.flow for op in self._ops)
-        return next((op for op in self._ops if op.flow is flow), None)
+        if now >= self._owners_at:
+            self._owners_at = now + _OWNERS_S
+            self._let_go_of_the_dead()
+        waiting = {op.flow: op for op in self._ops if op.wants}
+        flow = self._link.first(waiting)
+        return None if flow is None else waiting[flow]
+
+    def _let_go_of_the_dead(self) -> None:
+        """Unmap memory of processes that have ended; an operation that is not over yet keeps its target."""
+        in_use = [op.target for op in self._ops]
+        for target in self._targets.values():
+            if target.owner.ended() and target not in in_use:
+                target.release()

@@ -1,4 +1,4 @@
-"""Both transports between real processes that are killed and frozen: what fails, fails alone and truthfully.
+"""All transports between real processes that are killed and frozen: what fails, fails alone and truthfully.
 
 Nothing here is timed: a peer that is frozen stays so until the test lets it go on, and whatever ends before
 that was not held up by it.
@@ -14,6 +14,7 @@ from splash_core.transport.base import Descriptor, Op, OpState
 from splash_core.transport.options import MOONCAKE, SHM
 from tests.support.transports import (
     ABI,
+    DEVICE,
     WITHIN_S,
     PeerProcess,
     Writer,
@@ -27,7 +28,7 @@ WHOLE = Descriptor(0, 0, NUM_BYTES)
 CANARY = 7
 
 
-@pytest.fixture(params=(SHM, MOONCAKE))
+@pytest.fixture(params=(SHM, DEVICE, MOONCAKE))
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -113,7 +114,7 @@ def _nothing_lands(writer: Writer, peer: PeerProcess, other: PeerProcess) -> Non
 
 
 def test_pages_cross_processes_whole_and_in_their_places(writer: Writer, peer: PeerProcess) -> None:
-    writer.memory.bytes_B[:] = 3
+    writer.fill(3)
     target = writer.transport.connect(peer.address, ABI)
     assert target.num_bytes == NUM_BYTES
     op = writer.write(target, Descriptor(0, 1000, 3_000_000), Descriptor(5, NUM_BYTES - 7, 7))

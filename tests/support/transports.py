@@ -1,4 +1,8 @@
-"""Both transports, and a peer in a process of its own that tests stop, kill and question."""
+"""All backends of transports, and a peer in a process of its own that tests stop, kill and question.
+
+A backend is a transport's name, or the single-host transport over memory of a device: the fake one, `DEVICE`,
+or `cuda:I>J`, whose writers are on GPU I and peers on GPU J.
+"""
 
 import multiprocessing
 import os
@@ -11,13 +15,18 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import psutil
+import torch
 
 from splash_core.errors import SplashError
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass, Transport
+from splash_core.transport.cuda_driver import CudaDriver
+from splash_core.transport.device_memory import DeviceCopies, DeviceDriver, DeviceMemory
 from splash_core.transport.factory import open_transport
+from splash_core.transport.memory import Memory
 from splash_core.transport.options import MOONCAKE, SHM, TransportOptions
+from tests.support.fake_device import FakeDriver
 
 ABI = KvAbi(
     version="1",
@@ -38,9 +47,46 @@ WITHIN_S = 60.0
 """Far more than anything here takes; no test waits for it to pass."""
 
 
+DEVICE = "device"
+
+
 def new_transport(backend: str) -> Transport:
     """A transport on loopback."""
-    return open_transport(OPTIONS[backend])
+    driver = _driver(backend)
+    if driver is None:
+        return open_transport(OPTIONS[backend])
+    return open_transport(OPTIONS[SHM], copies=DeviceCopies(driver))
+
+
+def new_memory(backend: str, num_bytes: int) -> Memory:
+    """Memory for a rank that uses such a transport."""
+    driver = _driver(backend)
+    return ArenaMemory(num_bytes) if driver is None else DeviceMemory(num_bytes, driver)
+
+
+def settle(memory: Memory) -> None:
+    """Wait until what torch was asked to do to it is done: copies are on streams of their own."""
+    if memory.bytes_B.is_cuda:
+        torch.cuda.synchronize(memory.bytes_B.device)
+
+
+def _driver(backend: str) -> DeviceDriver | None:
+    if backend == DEVICE:
+        return FakeDriver()
+    if not backend.startswith("cuda:"):
+        return None
+    index = int(backend.removeprefix("cuda:"))
+    torch.cuda.set_device(index)
+    return CudaDriver(index)
+
+
+def _writer_s(backend: str) -> str:
+    return backend.partition(">")[0]
+
+
+def _peer_s(backend: str) -> str:
+    kind, _, index = backend.partition(">")
+    return f"cuda:{index}" if index else kind
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
@@ -53,8 +99,8 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 def _serve(pipe: Connection, backend: str, num_bytes: int) -> None:
     """A decode rank: offers memory and does what it is told with it."""
-    transport = new_transport(backend)
-    memory = ArenaMemory(num_bytes)
+    transport = new_transport(_peer_s(backend))
+    memory = new_memory(_peer_s(backend), num_bytes)
     pipe.send(transport.register(memory, ABI).address)
     while True:
         try:
@@ -66,6 +112,7 @@ def _serve(pipe: Connection, backend: str, num_bytes: int) -> None:
             pipe.send(int(memory.bytes_B[start:stop].sum()))
         elif word == "fill":
             memory.bytes_B.fill_(arguments[0])
+            settle(memory)
             pipe.send(None)
         elif word == "all":
             pipe.send(bool((memory.bytes_B == arguments[0]).all()))
@@ -180,7 +227,12 @@ class Writer:
     """A transport with registered memory."""
 
     transport: Transport
-    memory: ArenaMemory
+    memory: Memory
+
+    def fill(self, value: int) -> None:
+        """All of its memory."""
+        self.memory.bytes_B.fill_(value)
+        settle(self.memory)
 
     def write(
         self,
@@ -199,11 +251,13 @@ class Writer:
 @contextmanager
 def new_writer(backend: str, num_bytes: int, *, fill: int = 5) -> Iterator[Writer]:
     """A prefill rank in this process, with its memory filled."""
-    transport, memory = new_transport(backend), ArenaMemory(num_bytes)
+    transport = new_transport(_writer_s(backend))
+    memory = new_memory(_writer_s(backend), num_bytes)
     transport.register(memory, ABI)
-    memory.bytes_B.fill_(fill)
+    writer = Writer(transport, memory)
+    writer.fill(fill)
     try:
-        yield Writer(transport, memory)
+        yield writer
     finally:
         transport.close(drain=False)
         memory.close()

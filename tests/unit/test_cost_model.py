@@ -288,16 +288,16 @@ class TestProfile:
 
     @pytest.mark.parametrize("name", list(GPUS))
     def test_every_device_gives_profiles(self, name: str) -> None:
-        for dtype in GPUS[name].flops:
+        for dtype in (*GPUS[name].flops, *GPUS[name].vector_flops):
             profile = analytical_profile(GPUS[name], dtype=dtype)
-            assert profile.flops > 0
+            assert profile.flops > profile.attention_flops > 0
             assert profile.provenance.source == "analytical"
             assert len(profile.provenance.note) > 40
             assert profile.device == ("cpu" if name == "cpu" else "cuda")
 
     def test_missing_rate_names_those_known(self) -> None:
-        with pytest.raises(ConfigError, match="bf16, fp8"):
-            analytical_profile(named_gpu("h200"), dtype="fp64")
+        with pytest.raises(ConfigError, match="has no rate for 'fp8'; choose one of bf16"):
+            analytical_profile(named_gpu("a100"), dtype="fp8")
 
     @pytest.mark.parametrize(
         ("change", "message"),

@@ -10,12 +10,15 @@ import pytest
 
 from services.cli import main
 from services.doctor import host
+from services.doctor.gpus import gpus, written
 from services.doctor.host import mooncake, ports, rails
 from services.doctor.settings import DoctorSettings
 from services.doctor.verdicts import Finding, Verdict
 from services.doctor.wires import self_tests
+from splash_core.transport.device_memory import DeviceMemory
 from splash_core.transport.mooncake_library import CPU_FLAVOUR, INSTALL
 from tests.support.admin_port import Admin
+from tests.support.fake_device import FakeDriver
 
 ABI = {
     "version": "1",
@@ -27,7 +30,7 @@ ABI = {
     "rope": "",
     "scale": "",
     "model": "m",
-    "transport": "shm 1",
+    "transport": "shm 2",
     "model_name": "tiny",
 }
 
@@ -141,7 +144,7 @@ def test_a_cluster_is_checked_through_its_admin_port(
     assert checks["admin port"]["verdict"] == "pass"
     assert checks["group prefill-0"]["verdict"] == "pass"
     assert checks["group decode-0"]["verdict"] == "fail"
-    assert checks["KV ABI"]["detail"] == "transport: prefill-0 'shm 1', decode-0 'mooncake tcp 1'"
+    assert checks["KV ABI"]["detail"] == "transport: prefill-0 'shm 2', decode-0 'mooncake tcp 1'"
     assert checks["this host → prefill-0 rank 0"]["verdict"] == "fail"
     assert checks["clock"]["verdict"] == "pass"
     assert all(entry["remedy"] for entry in checks.values() if entry["verdict"] != "pass")
@@ -164,3 +167,24 @@ def test_flavours_for_cuda_are_told_from_the_one_for_cpu(monkeypatch: pytest.Mon
     assert "mooncake flavour" not in _verdicts(list(mooncake(DoctorSettings(transport="mooncake"))))
     on_gpu = _verdicts(list(mooncake(DoctorSettings(transport="mooncake", device="cuda"))))
     assert on_gpu["mooncake flavour"] is Verdict.FAIL
+
+
+def test_gpus_that_are_not_there_are_named_with_what_to_do() -> None:
+    assert list(gpus(DoctorSettings())) == []
+    [finding] = gpus(DoctorSettings(device="cuda", prefill_ranks=1, decode_gpus="998,999"))
+    assert finding.verdict is Verdict.FAIL
+    assert "998, 999" in finding.detail
+    [refused] = gpus(DoctorSettings(device="cuda", prefill_gpus="0,1", decode_gpus="0,1"))
+    assert refused.verdict is Verdict.FAIL
+    assert "--memory-fraction 0.45" in refused.detail + refused.remedy
+
+
+def test_what_a_device_hands_over_is_looked_at() -> None:
+    source, target = (DeviceMemory(5000, FakeDriver()) for _ in range(2))
+    source.bytes_B.fill_(3)
+    assert written("GPU 0 to GPU 1", source, target).verdict is Verdict.PASS
+    broken = FakeDriver()
+    broken.failing = "no path"
+    bad = written("GPU 0 to GPU 1", DeviceMemory(5000, broken), target)
+    assert bad.verdict is Verdict.FAIL
+    assert "no path" in bad.detail

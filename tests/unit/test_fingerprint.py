@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from splash_core.config import GroupSettings
 from splash_core.errors import ConfigError
-from splash_core.leader.fingerprint import checkpoint_fingerprint, same_checkpoint
+from splash_core.leader.fingerprint import checkpoint_fingerprint, same_checkpoint, served_fingerprint
 from splash_core.rpc.abi import abi_from_pb, abi_to_pb, kv_abi
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.abi import KvAbi, abi_diff
@@ -18,7 +19,7 @@ from tests.conftest import TinyFactory
 def _abi(folder: Path) -> KvAbi:
     spec = ModelSpec.from_checkpoint(folder)
     return kv_abi(
-        spec, dtype="fp32", page_size=8, fingerprint=checkpoint_fingerprint(folder), transport="shm 1"
+        spec, dtype="fp32", page_size=8, fingerprint=checkpoint_fingerprint(folder), transport="shm 2"
     )
 
 
@@ -92,3 +93,14 @@ def test_a_folder_without_weights_is_compared_by_its_config(tiny_v3: Path, tmp_p
 )
 def test_weights_are_compared_where_both_have_them(ours: str, theirs: str, same: bool) -> None:
     assert same_checkpoint(ours, theirs) is same
+
+
+def test_random_weights_are_known_by_config_and_seed_alone(tiny_v3: Path, bare: Path) -> None:
+    def of(folder: Path, seed: int) -> str:
+        return served_fingerprint(GroupSettings(load_format="dummy", dummy_seed=seed), folder)
+
+    assert of(bare, 3) == of(tiny_v3, 3)
+    assert not same_checkpoint(of(bare, 3), of(bare, 4))
+    assert not same_checkpoint(of(bare, 3), checkpoint_fingerprint(tiny_v3))
+    assert same_checkpoint(of(bare, 3), checkpoint_fingerprint(bare))
+    assert served_fingerprint(GroupSettings(), tiny_v3) == checkpoint_fingerprint(tiny_v3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from splash_core.dist.fd_passing import fresh_address, listen
-from splash_core.engine.progress import StepProgress
+from splash_core.engine.progress import Fence, StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.rank_process import run_steps
@@ -23,10 +23,14 @@ from splash_core.rpc.link import LeaderLink, RankLink
 from splash_core.rpc.traffic import samples_from_pb
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.transport.abi import KvAbi
+from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.counters import Count, Sample
+from splash_core.transport.device_memory import DeviceMemory
+from splash_core.transport.memory import Memory
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_words import Address, at_term
 from splash_core.transport.options import MOONCAKE, TransportOptions
+from tests.support.fake_device import FakeDriver
 from tests.support.manifest_simulator import toy_arena
 from tests.support.transports import eventually
 
@@ -48,13 +52,14 @@ class SlowEngine:
         self.started = threading.Event()
         self.may_end = threading.Event()
         self.may_compute = [threading.Event() for _ in range(ARENA.num_layers)]
+        self.fence: Callable[[], Fence] | None = None
 
     def begin(self, plan: StepPlan) -> EndedStep:
         self.progress.begin(plan.step)
         self.started.set()
         for layers, may in enumerate(self.may_compute, 1):
             assert may.wait(WITHIN_S)
-            self.progress.reached(layers)
+            self.progress.reached(layers, self.fence)
         assert self.may_end.wait(WITHIN_S)
         self.progress.end()
         return EndedStep(StepResult(step=plan.step, rank=RANK))
@@ -74,14 +79,19 @@ class Scene:
 
     async def expect(self, kind: str) -> rank_pb2.FromRank:
         """The next message that is not about traffic, unless that is what is expected."""
+        message = await self.expect_any(traffic=kind == "traffic")
+        assert message.WhichOneof("message") == kind
+        return message
+
+    async def expect_any(self, *, traffic: bool = False) -> rank_pb2.FromRank:
+        """The next message, whatever it is about; about traffic only if that is wanted."""
         while True:
             rank, message = await asyncio.wait_for(self.leader.receive(), WITHIN_S)
+            assert rank == RANK
             if message.HasField("traffic"):
                 self.traffic = samples_from_pb(message.traffic.samples)
-            if kind == "traffic" or not message.HasField("traffic"):
-                break
-        assert (rank, message.WhichOneof("message")) == (RANK, kind)
-        return message
+            if traffic or not message.HasField("traffic"):
+                return message
 
     async def order_push(self, address: str, *, push: int = 7, step: int = 0, slots: int = 1) -> None:
         """One page, or the same one into several slots, layer by layer."""
@@ -111,12 +121,17 @@ def _rank(scene: Scene) -> None:
 
 
 def _play(
-    scenario: Callable[[Scene], Coroutine[Any, Any, None]], options: TransportOptions = SHM
+    scenario: Callable[[Scene], Coroutine[Any, Any, None]],
+    options: TransportOptions = SHM,
+    take: Callable[[int], Memory] = ArenaMemory,
 ) -> BaseException | None:
     """Run a rank beside the scenario; returns what the rank ended with."""
 
     async def main() -> BaseException | None:
-        with Pusher.open(ARENA, ABI, options) as pusher, Pusher.open(ARENA, ABI, SHM) as peer:
+        with (
+            Pusher.open(ARENA, ABI, options, take=take) as pusher,
+            Pusher.open(ARENA, ABI, SHM, take=take) as peer,
+        ):
             scene = Scene(LeaderLink("tcp://127.0.0.1:*"), SlowEngine(), pusher, peer, [])
             thread = threading.Thread(target=_rank, args=(scene,))
             thread.start()
@@ -269,6 +284,33 @@ def test_a_push_of_a_step_that_is_over_leaves_at_once() -> None:
             assert (await scene.expect("push")).push.bytes == ARENA.slot_bytes
 
     assert _play(scenario) is None
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """A fence that has passed; on a real device only threads that have entered may ask."""
+
+    driver: FakeDriver
+
+    def query(self) -> bool:
+        self.driver.check_entered()
+        return True
+
+
+def test_a_rank_on_a_device_pushes_and_asks_how_far_it_is_from_threads_that_may() -> None:
+    driver = FakeDriver()
+
+    async def scenario(scene: Scene) -> None:
+        scene.engine.fence = lambda: DeviceEvent(driver)
+        for may in (*scene.engine.may_compute, scene.engine.may_end):
+            may.set()
+        await scene.order_push(scene.peer.address, step=3, slots=2)
+        await scene.leader.send(RANK, rank_pb2.ToRank(step=plan_to_pb(_plan(3))))
+        reports = [await scene.expect_any(), await scene.expect_any()]
+        pushed = next(report.push for report in reports if report.HasField("push"))
+        assert (pushed.error, pushed.bytes) == ("", 2 * ARENA.slot_bytes)
+
+    assert _play(scenario, take=lambda size: DeviceMemory(size, driver)) is None
 
 
 def test_a_cancelled_push_that_is_held_back_is_reported_and_writes_nothing() -> None:

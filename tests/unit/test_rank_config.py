@@ -48,14 +48,45 @@ def test_on_cuda_each_rank_has_the_gpu_of_its_number(tiny_v3: Path, tmp_path: Pa
     assert launch.transfer_max_ctas == 8
 
 
+def test_ranks_have_the_gpus_that_are_named(tiny_v3: Path, tmp_path: Path) -> None:
+    config = _told(tiny_v3, tmp_path, device="cuda", gpus="5,3")
+    assert [launch_config(config, RankId(rank)).device.index for rank in range(2)] == [5, 3]
+    assert config.transport.memory == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("settings", "chunk_bytes"),
+    [
+        ({}, 1 << 20),
+        ({"device": "cuda"}, 16 << 20),
+        ({"device": "cuda", "link_chunk_bytes": 1000}, 1000),
+    ],
+)
+def test_pieces_between_gpus_are_larger(
+    tiny_v3: Path, tmp_path: Path, settings: dict[str, Any], chunk_bytes: int
+) -> None:
+    assert _told(tiny_v3, tmp_path, **settings).link_limits.chunk_bytes == chunk_bytes
+
+
 @pytest.mark.parametrize("serve", [serve_prefill, serve_decode])
-def test_services_on_cuda_are_refused_for_want_of_a_transport(serve: Any, tiny_v3: Path) -> None:
-    with pytest.raises(ConfigError, match="needs a transport that reaches GPU memory"):
-        serve(GroupSettings(model=str(tiny_v3), device="cuda"))
+def test_gpus_that_mooncake_cannot_reach_are_refused(serve: Any, tiny_v3: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reaches host memory only.*use --transport shm.*or --device cpu"):
+        serve(GroupSettings(model=str(tiny_v3), device="cuda", transport="mooncake"))
 
 
-def test_a_stack_on_cuda_is_refused_before_anything_starts(tiny_v3: Path, tmp_path: Path) -> None:
-    stack = Stack(UpSettings(model=str(tiny_v3), device="cuda", run_dir=str(tmp_path / "run")))
-    with pytest.raises(ConfigError, match="shm transport writes host memory only"):
+def test_a_stack_on_gpus_that_mooncake_cannot_reach_is_refused_before_anything_starts(
+    tiny_v3: Path, tmp_path: Path
+) -> None:
+    settings = UpSettings(
+        model=str(tiny_v3), device="cuda", transport="mooncake", run_dir=str(tmp_path / "run")
+    )
+    stack = Stack(settings)
+    with pytest.raises(ConfigError, match="reaches host memory only"):
         stack.start()
     assert stack.pids == {}
+
+
+def test_random_weights_need_no_files_and_their_seed_reaches_the_ranks(bare: Path, tmp_path: Path) -> None:
+    assert _told(bare, tmp_path, load_format="dummy", dummy_seed=7).dummy_seed == 7
+    with pytest.raises(ConfigError, match=r"has no weights.*--load-format dummy"):
+        _told(bare, tmp_path)

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splash_core.errors import Conflict, InvariantBroken, Unavailable
-from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass, Transport
 from splash_core.transport.limits import LinkLimits
+from splash_core.transport.memory import Memory
 from splash_core.transport.options import MOONCAKE, SHM
-from tests.support.transports import ABI, new_transport
+from tests.support.transports import ABI, DEVICE, new_memory, new_transport
 
-BACKENDS = (SHM, MOONCAKE)
+BACKENDS = (SHM, DEVICE, MOONCAKE)
 SMALL = 4096
 PIECE_BYTES = LinkLimits().chunk_bytes
 BIG = 48 * PIECE_BYTES
@@ -31,9 +31,9 @@ class Pair:
     """A writer and the memory of the peer that it writes to."""
 
     writer: Transport
-    source: ArenaMemory
+    source: Memory
     reader: Transport
-    target: ArenaMemory
+    target: Memory
     peer: Peer
 
     def write(
@@ -50,7 +50,7 @@ class Pair:
 
 def _pair(backend: str, num_bytes: int) -> Pair:
     writer, reader = new_transport(backend), new_transport(backend)
-    source, target = ArenaMemory(num_bytes), ArenaMemory(num_bytes)
+    source, target = new_memory(backend, num_bytes), new_memory(backend, num_bytes)
     writer.register(source, ABI)
     handle = reader.register(target, ABI)
     assert handle.num_bytes == num_bytes
@@ -227,7 +227,7 @@ def test_bytes_land_as_if_written_in_order(big: Pair) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_writing_needs_registered_memory(backend: str) -> None:
     reader, writer = new_transport(backend), new_transport(backend)
-    target = ArenaMemory(SMALL)
+    target = new_memory(backend, SMALL)
     peer = writer.connect(reader.register(target, ABI).address, ABI)
     with pytest.raises(InvariantBroken, match="register"):
         writer.write(peer, [Descriptor(0, 0, 1)], traffic=TrafficClass.HANDOFF, deadline_s=1, attempt=1)

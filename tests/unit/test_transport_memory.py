@@ -51,7 +51,7 @@ def test_groups_of_different_transports_do_not_pair_and_the_field_is_named() -> 
         )
     )
     assert why_not_ready([prefill], [decode]) == [
-        "prefill and decode differ in transport: prefill has 'shm 1', decode has 'mooncake rdma 2'"
+        "prefill and decode differ in transport: prefill has 'shm 2', decode has 'mooncake rdma 2'"
     ]
 
 
@@ -68,18 +68,18 @@ def test_memory_starts_as_zeros_and_views_outlive_the_descriptor() -> None:
 def test_a_peer_maps_the_same_pages_and_cannot_shrink_them() -> None:
     memory = ArenaMemory(8192)
     server = MemoryServer(memory, ABI)
-    fd, pid, abi = fetch_memory(server.address, timeout_s=5)
+    offer, pid, abi = fetch_memory(server.address, timeout_s=5)
     server.close()
     server.close()
     assert (pid, abi) == (os.getpid(), ABI)
-    with mmap.mmap(fd, 8192) as theirs:
+    with mmap.mmap(offer.fd, 8192) as theirs:
         memory.bytes_B[17] = 3
         assert theirs[17] == 3
         theirs[8191] = 9
         assert memory.bytes_B[8191] == 9
     with pytest.raises(PermissionError):
-        os.ftruncate(fd, 4096)
-    os.close(fd)
+        os.ftruncate(offer.fd, 4096)
+    os.close(offer.fd)
     memory.close()
 
 
@@ -113,7 +113,7 @@ def test_memory_that_cannot_be_mapped_is_the_peers_trouble(monkeypatch: pytest.M
     server = MemoryServer(memory, ABI)
     transport = ShmTransport()
     with monkeypatch.context() as patch:
-        patch.setattr("splash_core.transport.shm.mmap.mmap", no_room)
+        patch.setattr("splash_core.transport.host_copies.mmap.mmap", no_room)
         with pytest.raises(Unavailable, match="Cannot allocate memory"):
             transport.connect(server.address, ABI)
     assert transport.connect(server.address, ABI).num_bytes == 8192

@@ -1,0 +1,62 @@
+"""Which GPUs of a host a group's ranks have, from settings.
+
+Invariant: each rank of a group has another one. Whether the host has them is for the ranks to see: leaders
+and `splash up` load no library that could tell.
+"""
+
+from splash_core.config import GroupSettings, UpSettings
+from splash_core.errors import ConfigError, Infeasible
+
+
+def group_gpus(settings: GroupSettings) -> tuple[int, ...]:
+    """The GPUs of a group's ranks, in their order; none on CPU.
+
+    Raises:
+        ConfigError: they are not as many as the ranks, or there is nothing for them to do.
+    """
+    named = _numbers(settings.gpus)
+    if settings.device == "cpu":
+        if named:
+            raise ConfigError(f"--gpus {settings.gpus} with --device cpu: use --device cuda, or leave it out")
+        return ()
+    if named and len(named) != settings.ranks:
+        raise ConfigError(
+            f"--gpus {settings.gpus} names {len(named)}, but there are {settings.ranks} --ranks: name one "
+            "for each"
+        )
+    return named or tuple(range(settings.ranks))
+
+
+def stack_gpus(settings: UpSettings) -> tuple[str, str]:
+    """`--gpus` of the prefill and of the decode group of `splash up`: different ones, unless named otherwise.
+
+    Raises:
+        Infeasible: both groups have a GPU whose memory each of them would take for itself.
+    """
+    if settings.device == "cpu":
+        return settings.prefill_gpus, settings.decode_gpus
+    prefill, decode = _numbers(settings.prefill_gpus), _numbers(settings.decode_gpus)
+    prefill = prefill or _lowest(settings.prefill_ranks, without=decode)
+    decode = decode or _lowest(settings.decode_ranks, without=prefill)
+    shared = sorted(set(prefill) & set(decode))
+    # With --kv-bytes the operator has said how much they take.
+    if shared and not settings.kv_bytes and settings.memory_fraction > 0.5:
+        raise Infeasible(
+            f"both groups have GPUs {_text(shared)}, and each would take {settings.memory_fraction:g} of "
+            "their memory",
+            nearest="--memory-fraction 0.45, or GPUs of their own",
+        )
+    return _text(prefill), _text(decode)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",")) if text else ()
+
+
+def _lowest(count: int, *, without: tuple[int, ...]) -> tuple[int, ...]:
+    free = (gpu for gpu in range(count + len(without)) if gpu not in without)
+    return tuple(free)[:count]
+
+
+def _text(gpus: "tuple[int, ...] | list[int]") -> str:
+    return ",".join(map(str, gpus))
