@@ -249,6 +249,21 @@ others waited. The time that repetitions took decides nothing.
                to 1, neither below 0, over all layouts together (`--streams`)
 """
 
+BURST = """### Bursts
+
+B equal requests come at one moment through the gateway to one prefill and one decode group (1P1D), and each
+generates L_out tokens. Arms are layouts of prefill / decode, pinned, or the policy's, which begins where
+services start. All arms run on one stack, one after the other.
+
+    T        = from when the requests are sent to the last token of the last one: queueing, prefill, handoff
+               and decode
+    tokens/s = B · (L_in + L_out) / T
+    resident = most requests that ran at once in a group; the others waited for room
+    speed-up = exp(mean over runs of ln(sum of T of a fixed arm / sum of T of the policy's)); at least: its
+               one-sided 95 % bound, as of a rollout; the best arm is that of one layout in both phases whose
+               mean is least
+"""
+
 FORMULAS = {
     "primitives": PRIMITIVES,
     "switch": SWITCH,
@@ -257,6 +272,7 @@ FORMULAS = {
     "agreement": AGREEMENT,
     "serve": SERVE,
     "rollout": ROLLOUT,
+    "burst": BURST,
     "handoff": HANDOFF,
     "faults": FAULTS,
     "shared-link": SHARED_LINK,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.bench.agreement_tables import agreement_tables
+from services.bench.burst_tables import burst_tables
 from services.bench.calibrate_tables import calibrate_tables
 from services.bench.results_formulas import FORMULAS, HEAD
 from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
@@ -206,6 +207,7 @@ _TABLES: dict[str, Callable[[Document, Sequence[Document]], str]] = {
     "agreement": _agreement,
     "serve": _serve,
     "rollout": lambda document, _: rollout_tables(document["rows"]),
+    "burst": lambda document, _: burst_tables(document["rows"]),
     "handoff": _handoff,
     "faults": _faults,
     "peer": peer_tables,

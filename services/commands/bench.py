@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from services.bench.burst_settings import BurstSettings
 from services.bench.cli import app
-from services.bench.document import measured_here
+from services.bench.document import fresh_path, measured_here
 from services.bench.handoff import HandoffSettings, handoff_rows
 from services.bench.results_page import section
 from services.bench.rollout_command import rollout
@@ -85,6 +86,28 @@ def handoff(settings: HandoffSettings, as_json: bool) -> int:
         document.write(Path(settings.out))
     text = json.dumps(document.to_json()) + "\n" if as_json else section(document.to_json())
     sys.stdout.write(text)
+    return 0
+
+
+@settings_command(app, "burst", BurstSettings)
+def burst(settings: BurstSettings, as_json: bool) -> int:
+    """Bursts of equal requests through one prefill and one decode group, in each layout and under the policy.
+
+    Example: `splash bench burst --bursts 1:512:16,16:128:32 --arms TP/DP,DOP/DP,policy --out docs/results`
+    """
+    # Imported here: machines for the other benchmarks need not have what serving needs.
+    from services.bench.burst import measure
+
+    path: Path | None = None
+    shown: dict[str, Any] = {}
+    with stages(progress_console(), "bench burst") as progress:
+        for document in measure(settings, progress):
+            shown = document.to_json()
+            if settings.out:
+                # After each arm, so that a kill leaves those before.
+                path = path or fresh_path(Path(settings.out), document, settings.label)
+                document.write_to(path)
+    sys.stdout.write(json.dumps(shown) + "\n" if as_json else section(shown))
     return 0
 
 
