@@ -42,6 +42,7 @@ from splash_core.simulate.policies import Policies
 from splash_core.simulate.sizing import Shape, fleet_of_memory, fleet_of_room
 from splash_core.simulate.workload import Scale, Workload, read_trace
 from splash_core.spec.hardware import named_gpu
+from splash_core.units import STAGING_BYTES
 
 app = typer.Typer()
 
@@ -70,6 +71,14 @@ Chunk = Annotated[int, typer.Option("--chunk-tokens", min=1, help="Rows of the l
 MaxRunning = Annotated[int, typer.Option("--max-running", min=1, help="Requests of a group at once.")]
 KvBytes = Annotated[
     int, typer.Option("--kv-bytes", min=0, help="KV room of a rank; 0: what --fraction leaves.")
+]
+PrecopyRate = Annotated[
+    int,
+    typer.Option(
+        "--precopy-bytes-per-step",
+        min=1,
+        help="What a rank receives in an ordinary step while a switch copies ahead.",
+    ),
 ]
 HandoffRate = Annotated[
     float, typer.Option("--handoff-gbps", min=0, help="A rank's push rate in GB/s; 0: its link's in θ.")
@@ -104,6 +113,7 @@ def simulate_command(
     chunk_tokens: Chunk = 8192,
     max_running: MaxRunning = 256,
     kv_bytes: KvBytes = 0,
+    precopy_bytes_per_step: PrecopyRate = STAGING_BYTES,
     handoff_gbps: HandoffRate = 0.0,
     requests: Requests = 0,
     rate: Rate = 4.0,
@@ -127,6 +137,7 @@ def simulate_command(
         groups=_groups(prefill_groups, decode_groups, combined_groups),
         chunk_tokens=chunk_tokens,
         max_running=max_running,
+        precopy_bytes_per_step=precopy_bytes_per_step,
         handoff_bps=handoff_gbps * 1e9 or None,
         layouts=named_layouts(layouts),
     )

@@ -8,7 +8,7 @@ from rich.table import Table
 from splash_core.simulate.comparison import Comparison, Summary
 
 _SHOWN_SWITCHES = 12
-_WORDS = ("run", "group", "from", "to")
+_WORDS = ("run", "group", "from", "to", "how")
 """Columns that are no numbers."""
 
 
@@ -85,13 +85,17 @@ def _latencies(comparison: Comparison) -> Table:
 def _switches(summary: Summary) -> Table:
     switches = summary.ledger.switches
     more = f", the first {_SHOWN_SWITCHES}" if len(switches) > _SHOWN_SWITCHES else ""
-    table = _table(f"Switches of the policy: {len(switches)}{more}", "time s", *_WORDS[1:], "exposed ms")
+    title = f"Switches of the policy: {len(switches)}{more}"
+    table = _table(title, "time s", *_WORDS[1:], "exposed ms", "steps ahead", "longer ms")
     for switch in switches[:_SHOWN_SWITCHES]:
         table.add_row(
             f"{switch.time_s:,.2f}",
             switch.group,
             switch.layout_from.value,
             switch.layout_to.value,
+            switch.mode.value,
             f"{switch.exposed_s * 1e3:.2f}",
+            f"{switch.ahead_steps}",
+            f"{switch.ahead_s * 1e3:.2f}",
         )
     return table

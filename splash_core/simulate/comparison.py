@@ -6,6 +6,7 @@ It is a strong opponent, not a proven bound: the greedy run does not know who wi
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,9 @@ class Summary:
             "steps": sum(ledger.steps.values()),
             "steps_by_layout": {layout.value: steps for layout, steps in sorted(ledger.steps.items())},
             "switches": len(ledger.switches),
+            "switches_by_executor": dict(Counter(switch.mode.value for switch in ledger.switches)),
             "exposed_s": round(sum(switch.exposed_s for switch in ledger.switches), 6),
+            "ahead_s": round(sum(switch.ahead_s for switch in ledger.switches), 6),
         }
 
 

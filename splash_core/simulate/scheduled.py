@@ -3,9 +3,11 @@
 The reference for the machine that counts: slow, and right by construction.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from splash_core.cost.switch import SwitchBytes
 from splash_core.errors import Infeasible
 from splash_core.ids import RankId, RequestId, SeqId
 from splash_core.layout.layout import RULES, KvHistory, Layout
@@ -14,13 +16,14 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import FinishedEvent, PrefilledEvent, SwitchDeferred
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.step import SampledToken, SequenceStep, StepPlan, StepResult
 from splash_core.scheduling.written import Written
 from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised
+from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised, Rest
 from splash_core.simulate.workload import Request
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Refusal
+from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
 
 _WORD, _STOP = 1, 2
 _WRITER = "prefill"
@@ -49,6 +52,8 @@ class ScheduledMachine:
         self._drawn: dict[SeqId, int] = {}
         self._grants: dict[int, Grant] = {}
         self._plan: StepPlan | None = None
+        self._asked = SwitchMode.OVERLAPPED
+        """How the last switch was to be made."""
 
     @property
     def layout(self) -> Layout:
@@ -115,12 +120,17 @@ class ScheduledMachine:
         """What a policy may see at a step boundary."""
         return replace(self._scheduler.snapshot(queued=queued), time_s=now)
 
-    def switch(self, layout: Layout) -> str:
-        """Change layout with the next step; why that cannot be now, or an empty text."""
-        outcome = self._scheduler.request_switch(layout)
+    def switch(self, layout: Layout, mode: SwitchMode) -> str:
+        """Change layout with the next step, or once most is copied ahead; why not now, or an empty text."""
+        self._asked = mode
+        outcome = self._scheduler.request_switch(layout, mode)
         if isinstance(outcome, Refusal):
             return outcome.reason
         return outcome.refusal.reason if isinstance(outcome, SwitchDeferred) else ""
+
+    def leave_room(self, link: LinkView, pending_bytes: int) -> None:
+        """The next step's copies ahead leave so many bytes of handoffs, of all ranks, their part of links."""
+        self._scheduler.leave_room(link, pushing_bytes=pending_bytes)
 
     def limit_chunk(self, rows: int | None) -> None:
         """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
@@ -134,11 +144,14 @@ class ScheduledMachine:
             return None
         self._scheduler.tidy()
         manifest = plan.manifest
-        relocated = 0
+        relocated, rest = 0, None
         if manifest is not None and manifest.layout_from is manifest.layout_to:
             page = self._arena.slot_bytes // self._arena.num_layers
             relocated = max(manifest.kv_bytes_per_layer, default=0) // page
-        return Batch(tuple(map(self._row, plan.sequences)), 1, manifest is not None, relocated)
+        elif manifest is not None and self._asked is SwitchMode.PRECOPIED:
+            rest = self._rest(manifest, plan.mode)
+        rows = tuple(map(self._row, plan.sequences))
+        return Batch(rows, 1, manifest is not None, relocated, self._ahead_bytes(plan), rest)
 
     def advance(self, steps: int) -> None:
         """Steps are single here."""
@@ -177,6 +190,19 @@ class ScheduledMachine:
         if RULES[self.layout].history is KvHistory.OWNER:
             owner = self._scheduler.copies(step.seq)[0][0].rank
         return BatchRow(self._requests[step.seq].key, step.count, step.start, owner, int(step.sample))
+
+    def _rest(self, manifest: SwitchManifest, mode: SwitchMode) -> Rest:
+        layers = self._arena.num_layers
+        weights = manifest.weight_bytes_per_layer * (layers - len(manifest.ready_layers)) // layers
+        return Rest(mode, SwitchBytes(weights=weights, kv=max(manifest.kv_bytes_per_layer, default=0)))
+
+    def _ahead_bytes(self, plan: StepPlan) -> int | None:
+        if plan.precopy is None:
+            return 0 if plan.ahead else None
+        copied = plan.precopy
+        weights = len(copied.weight_layers) * self._arena.gather_bytes_per_layer(copied.gathered)
+        received = Counter(move.dst for move in copied.moves)
+        return weights + max(received.values(), default=0) * self._arena.slot_bytes
 
     def _results(self, plan: StepPlan) -> list[StepResult]:
         tokens: list[SampledToken] = []
