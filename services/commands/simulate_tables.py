@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
+from splash_core.cost.measured_on import described
 from splash_core.simulate.comparison import Comparison, Summary
 
 _SHOWN_SWITCHES = 12
@@ -19,7 +20,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
     profile = fleet.model.profile
     yield (
         f"{comparison.workload}: {fleet.model.spec.name} on {groups} groups of {fleet.model.num_ranks} "
-        f"ranks, θ of {profile.name} ({profile.provenance.source})"
+        f"ranks, θ of {described(profile, fleet.model.spec)}"
     )
     yield _runs(comparison)
     yield _latencies(comparison)
@@ -46,7 +47,8 @@ def _summaries(comparison: Comparison) -> Iterator[tuple[str, Summary, str]]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for name in columns:
-        table.add_column(name, justify="left" if name in _WORDS else "right")
+        words = name in _WORDS
+        table.add_column(name, justify="left" if words else "right", no_wrap=words, overflow="fold")
     return table
 
 
@@ -86,7 +88,7 @@ def _switches(summary: Summary) -> Table:
     switches = summary.ledger.switches
     more = f", the first {_SHOWN_SWITCHES}" if len(switches) > _SHOWN_SWITCHES else ""
     title = f"Switches of the policy: {len(switches)}{more}"
-    table = _table(title, "time s", *_WORDS[1:], "exposed ms", "steps ahead", "longer ms")
+    table = _table(title, "time s", *_WORDS[1:], "exposed ms", "ahead", "longer ms")
     for switch in switches[:_SHOWN_SWITCHES]:
         table.add_row(
             f"{switch.time_s:,.2f}",

@@ -62,6 +62,6 @@ def fraction(values: Mapping[str, Any], name: str) -> float:
     return value
 
 
-def count(values: Mapping[str, Any], name: str) -> int:
+def count(values: Mapping[str, Any], name: str, *, where: str = "") -> int:
     """A whole number that is not negative; what comes after its point is cut off."""
-    return int(non_negative(values, name))
+    return int(non_negative(values, name, where=where))

@@ -38,6 +38,8 @@ class Provenance:
     commit: str = ""
     model: str = ""
     """What was measured."""
+    shape: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Dimensions of its layers (`cost.measured_on`); empty where nobody wrote them down."""
     residuals: Mapping[str, float] = field(default_factory=dict[str, float])
     """Median relative error of held-out steps by `phase/layout`; empty when nothing was fitted."""
 
@@ -212,15 +214,20 @@ def _provenance(value: object) -> Provenance:
     source = text_of(values, "source", where="provenance.")
     if source not in ("analytical", "measured"):
         raise ConfigError(f"profile field provenance.source: {source!r} is neither analytical nor measured")
-    residuals = values.get("residuals", {})
-    if not isinstance(residuals, dict):
-        raise ConfigError("profile field provenance.residuals: must be an object of numbers")
-    entries = cast("dict[str, Any]", residuals)
+    residuals, shape = (_numbers(values, name) for name in ("residuals", "shape"))
     return Provenance(
         source=source,
         **{name: text_of(values, name, where="provenance.") for name in _NOTES if name in values},
-        residuals={name: number(entries, name, where="provenance.residuals.") for name in entries},
+        residuals={name: number(residuals, name, where="provenance.residuals.") for name in residuals},
+        shape={name: count(shape, name, where="provenance.shape.") for name in shape},
     )
+
+
+def _numbers(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = values.get(name, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"profile field provenance.{name}: must be an object of numbers")
+    return cast("dict[str, Any]", found)
 
 
 def _collectives(value: object) -> dict[str, tuple[LinkRate, ...]]:

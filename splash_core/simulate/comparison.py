@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splash_core.cost.measured_on import doubt
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.cluster import Cluster, Course
@@ -126,6 +127,7 @@ class Comparison:
                 "model": fleet.model.spec.name,
                 "profile": fleet.model.profile.name,
                 "source": fleet.model.profile.provenance.source,
+                "doubt": doubt(fleet.model.profile, fleet.model.spec),
                 "ranks_per_group": fleet.model.num_ranks,
                 "ranks": fleet.num_ranks,
                 "groups": {role.value: count for role, count in fleet.groups.items() if count},
