@@ -136,12 +136,17 @@ class PolicyKeeper:
 
 def _refusal(record: GroupRecord, document: PolicyDocument) -> str:
     """Why a group that has been described cannot follow a document, or an empty text."""
-    if record.description is None or record.description.phase != record.phase:
-        return ""
-    offered = [Layout(entry.layout) for entry in record.description.layouts if entry.feasible]
+    offered = offered_by(record)
     return (
         why_not(document, phase=Phase(record.phase), group=record.label, offered=offered) if offered else ""
     )
+
+
+def offered_by(record: GroupRecord) -> tuple[Layout, ...]:
+    """Layouts that a group offers; none while it has not been described."""
+    if record.description is None or record.description.phase != record.phase:
+        return ()
+    return tuple(Layout(entry.layout) for entry in record.description.layouts if entry.feasible)
 
 
 def as_invalid(error: ConfigError) -> InvalidRequest:

@@ -103,6 +103,12 @@ class PolicyDocument:
         """The sections that speak of a group, the outermost first."""
         return (self.shared, self.of_phase(phase), self.groups.get(group, Section()))
 
+    @property
+    def named_groups(self) -> dict[str, str]:
+        """Groups that the document names, by where it does."""
+        named = {f"{GROUP}.{name}": name for name in self.groups}
+        return named if self.trial is None else named | {f"{CANARY}.group": self.trial.group}
+
     def values(self, *, phase: Phase, group: str, instant_s: float, trying: bool = False) -> dict[str, Value]:
         """What the document sets for a group at an instant; `trying`: with what its canary tries."""
         found: dict[str, Value] = {}
