@@ -3,18 +3,18 @@
 Invariant: whatever is wrong is a `ConfigError` that names the field and its value.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, cast
 
 from splash_core.errors import ConfigError
+from splash_core.spec.fields import parse_json
 
 
 def json_object(text: str) -> dict[str, Any]:
     """The object that a profile's text holds."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"profile is not JSON: {error}") from error
     if not isinstance(values, dict):

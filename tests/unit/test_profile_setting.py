@@ -73,6 +73,10 @@ def test_one_of_another_group_is_refused(
 def test_files_that_are_none_are_refused_by_name(tiny_v3: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.json: No such file.*splash calibrate --out"):
         draw_blueprint(settings(tiny_v3, str(tmp_path / "absent.json")), Phase.DECODE)
+    twice = tmp_path / "twice.json"
+    twice.write_text(measured().to_json().replace('"dtype"', '"device": "cuda",\n  "dtype"'))
+    with pytest.raises(ConfigError, match=r"twice\.json: profile is not JSON: key 'device' stands twice"):
+        draw_blueprint(settings(tiny_v3, str(twice)), Phase.DECODE)
     old = tmp_path / "old.json"
     old.write_text(json.dumps({**json.loads(measured().to_json()), "version": 1}))
     with pytest.raises(ConfigError, match=r"old\.json: profile field version.*run `splash calibrate` again"):
