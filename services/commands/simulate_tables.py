@@ -22,6 +22,8 @@ def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
         f"{comparison.workload}: {fleet.model.spec.name} on {groups} groups of {fleet.model.num_ranks} "
         f"ranks, θ of {described(profile, fleet.model.spec)}"
     )
+    for warning in comparison.warnings:
+        yield f"the policy's {warning}"
     yield _runs(comparison)
     yield _latencies(comparison)
     for layout, reason in fleet.infeasible.items():

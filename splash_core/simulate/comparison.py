@@ -97,6 +97,8 @@ class Comparison:
     policy: Summary
     fixed: Mapping[Layout, Summary]
     oracle: Summary
+    warnings: tuple[str, ...] = ()
+    """What the policy document says and no group heeds."""
 
     @property
     def regret(self) -> float:
@@ -122,6 +124,7 @@ class Comparison:
             "oracle": self.oracle.to_json(),
             "regret": round(self.regret, 6),
             "regret_latency": round(_ratio(self.policy.mean_latency_s, self.oracle.mean_latency_s), 6),
+            "warnings": list(self.warnings),
             "objectives": {"ttft_s": self.objectives.ttft_s, "itl_s": self.objectives.itl_s},
             "fleet": {
                 "model": fleet.model.spec.name,
@@ -169,6 +172,7 @@ def compare(
         policy=policy,
         fixed=fixed,
         oracle=oracle,
+        warnings=policies.warnings(fleet),
     )
 
 

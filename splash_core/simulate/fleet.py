@@ -61,6 +61,11 @@ class Fleet:
         return self.groups.get(Role.COMBINED, 0) > 0
 
     @property
+    def names(self) -> Mapping[str, Role]:
+        """What its groups are called, and do."""
+        return {f"{role}-{index}": role for role, count in self.groups.items() for index in range(count)}
+
+    @property
     def num_ranks(self) -> int:
         """Of all groups."""
         return self.model.num_ranks * sum(self.groups.values())

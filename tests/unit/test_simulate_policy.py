@@ -92,6 +92,27 @@ def test_a_pin_that_a_group_does_not_offer_is_refused_by_name() -> None:
         ran(few, policies('[decode]\npin = "CP"'))
 
 
+def test_what_no_simulated_group_heeds_is_said() -> None:
+    fleet = small_fleet(groups=PAIRS)
+    few = replace(fleet, capacities={layout: fleet.capacities[layout] for layout in (Layout.TP, Layout.DP)})
+    said = policies(
+        '[decode]\nallowed = ["DP", "CP"]\n[group.decode-1]\nmargin = 0.1\n[group.decode-2]\nshadow = true\n'
+        '[canary]\ngroup = "decode-9"\n[canary.try]\nmargin = 0.2'
+    )
+    strangers = [
+        f"{where}: no simulated group is called {name!r}; there are prefill-0, decode-0, decode-1"
+        for where, name in (("group.decode-2", "decode-2"), ("canary.group", "decode-9"))
+    ]
+    canary = "canary: it is not tried here"
+    odd = [f"allowed: CP without effect for decode-{index}, which cannot run it" for index in (0, 1)]
+    assert said.warnings(fleet) == (*strangers, canary)
+    assert said.warnings(few) == (*strangers, canary, *odd)
+    combined = small_fleet(groups={Role.COMBINED: 1})
+    (warning,) = policies("[prefill]\nshadow = true").warnings(combined)
+    assert warning.startswith("prefill: no simulated group follows it")
+    assert policies(EAGER).warnings(combined) == ()
+
+
 def test_the_oracle_compares_under_both_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
 
