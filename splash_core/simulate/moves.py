@@ -46,6 +46,11 @@ class Moves:
         self._page_size = next(iter(fleet.capacities.values())).page_size
         self._asked: _Asked | None = None
 
+    @property
+    def copy_ahead(self) -> bool:
+        """True while steps may copy ahead for a switch."""
+        return self._asked is not None and self._asked.mode is SwitchMode.PRECOPIED
+
     def ask(self, layout_from: Layout, mode: SwitchMode, *, owner_tokens: Sequence[int], free: bool) -> None:
         """A switch is on its way.
 

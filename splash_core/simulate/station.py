@@ -153,8 +153,9 @@ class Station:
         self._pump()
         self._load = None
         self.pilot.at_boundary(self._agenda.now, self._look, self._move, self.machine.limit_chunk)
-        link = LinkView(rate_bps=self._fleet.model.profile.link_bps, step_s=self._recent_s)
-        self.machine.leave_room(link, self._pending_bytes)
+        if self._moves.copy_ahead:
+            link = LinkView(rate_bps=self._fleet.model.profile.link_bps, step_s=self._recent_s)
+            self.machine.leave_room(link, self._pending_bytes)
         batch = self.machine.begin(self._world.most_steps)
         if batch is not None:
             self._begin(batch)
