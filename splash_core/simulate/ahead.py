@@ -8,6 +8,8 @@ ordinary slots as long as those suffice.
 from collections import Counter
 from dataclasses import dataclass
 
+from splash_core.cost.model import CostModel
+from splash_core.cost.switch import SwitchBytes, switch_bytes
 from splash_core.ids import PageId, RankId, SeqId, SlotId
 from splash_core.layout.ahead import RowToCome
 from splash_core.layout.layout import RULES, KvPlacement, Layout
@@ -32,6 +34,22 @@ class Units:
     layer_weights: int
     """Missing weights of one layer; 0 where the switch gathers none."""
     num_layers: int
+
+    @classmethod
+    def of(cls, model: CostModel, page_size: int, layout_from: Layout, layout_to: Layout) -> "Units":
+        """Of a switch in groups that a model predicts, with so many tokens a page."""
+        spec, precision = model.spec, model.precision
+        rules, nothing = (RULES[layout_from], RULES[layout_to]), [0] * model.num_ranks
+        return cls(
+            page=page_size * precision.kv_token_bytes(spec),
+            layer_weights=switch_bytes(spec, precision, *rules, owner_tokens=nothing).weights,
+            num_layers=spec.num_mla_layers,
+        )
+
+    def rest(self, layers: int, pages: int) -> SwitchBytes:
+        """What is left to the switching step, per layer: the weights of some layers, and pages."""
+        weights = layers * self.layer_weights // self.num_layers
+        return SwitchBytes(weights=weights, kv=pages * self.page // self.num_layers)
 
 
 @dataclass(slots=True)
@@ -80,9 +98,9 @@ class CountedAhead:
         self._boundaries_left = self._begin()
 
     @property
-    def missing_weights(self) -> int:
-        """Bytes of weights that the switching step still gathers."""
-        return (self._num_layers - self._num_gathered) * self._units.layer_weights
+    def missing_layers(self) -> int:
+        """Layers whose weights the switching step still gathers."""
+        return self._num_layers - self._num_gathered
 
     def due(self) -> bool:
         """True when the switching step should come now; to be asked once at each boundary."""

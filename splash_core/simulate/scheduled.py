@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from splash_core.cost.switch import SwitchBytes
 from splash_core.errors import Infeasible
 from splash_core.ids import RankId, RequestId, SeqId
 from splash_core.layout.layout import RULES, KvHistory, Layout
@@ -19,6 +18,7 @@ from splash_core.scheduling.leases import Completion, Grant
 from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.step import SampledToken, SequenceStep, StepPlan, StepResult
 from splash_core.scheduling.written import Written
+from splash_core.simulate.ahead import Units
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised, Rest
 from splash_core.simulate.workload import Request
@@ -37,7 +37,7 @@ class ScheduledMachine:
     ) -> None:
         if fleet.arena is None:
             raise Infeasible("the product's scheduler needs an arena", nearest="a fleet with `arena`")
-        self._arena = fleet.arena
+        self._arena, self._model = fleet.arena, fleet.model
         self._config = config
         self._scheduler = GroupScheduler(
             spec=fleet.model.spec,
@@ -52,8 +52,8 @@ class ScheduledMachine:
         self._drawn: dict[SeqId, int] = {}
         self._grants: dict[int, Grant] = {}
         self._plan: StepPlan | None = None
-        self._asked = SwitchMode.OVERLAPPED
-        """How the last switch was to be made."""
+        self._asked, self._asked_for = SwitchMode.OVERLAPPED, layout
+        """How the last switch was to be made, and where it goes."""
 
     @property
     def layout(self) -> Layout:
@@ -122,7 +122,7 @@ class ScheduledMachine:
 
     def switch(self, layout: Layout, mode: SwitchMode) -> str:
         """Change layout with the next step, or once most is copied ahead; why not now, or an empty text."""
-        self._asked = mode
+        self._asked, self._asked_for = mode, layout
         outcome = self._scheduler.request_switch(layout, mode)
         if isinstance(outcome, Refusal):
             return outcome.reason
@@ -192,17 +192,23 @@ class ScheduledMachine:
         return BatchRow(self._requests[step.seq].key, step.count, step.start, owner, int(step.sample))
 
     def _rest(self, manifest: SwitchManifest, mode: SwitchMode) -> Rest:
-        layers = self._arena.num_layers
-        weights = manifest.weight_bytes_per_layer * (layers - len(manifest.ready_layers)) // layers
-        return Rest(mode, SwitchBytes(weights=weights, kv=max(manifest.kv_bytes_per_layer, default=0)))
+        units = self._units(manifest.layout_from, manifest.layout_to)
+        slice_bytes = self._arena.slot_bytes // self._arena.num_layers
+        pages = max(manifest.kv_bytes_per_layer, default=0) // slice_bytes
+        return Rest(mode, units.rest(self._arena.num_layers - len(manifest.ready_layers), pages))
 
     def _ahead_bytes(self, plan: StepPlan) -> int | None:
         if plan.precopy is None:
             return 0 if plan.ahead else None
-        copied = plan.precopy
-        weights = len(copied.weight_layers) * self._arena.gather_bytes_per_layer(copied.gathered)
-        received = Counter(move.dst for move in copied.moves)
-        return weights + max(received.values(), default=0) * self._arena.slot_bytes
+        units = self._units(plan.layout, self._asked_for)
+        pages = Counter(move.dst for move in plan.precopy.moves)
+        return (
+            len(plan.precopy.weight_layers) * units.layer_weights
+            + max(pages.values(), default=0) * units.page
+        )
+
+    def _units(self, layout_from: Layout, layout_to: Layout) -> Units:
+        return Units.of(self._model, self._arena.page_size, layout_from, layout_to)
 
     def _results(self, plan: StepPlan) -> list[StepResult]:
         tokens: list[SampledToken] = []

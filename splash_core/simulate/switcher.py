@@ -3,8 +3,7 @@
 Invariant: at most one switch is on its way, and while it copies ahead steps are single.
 """
 
-from splash_core.cost.switch import SwitchBytes, switch_bytes
-from splash_core.layout.layout import RULES, Layout
+from splash_core.layout.layout import Layout
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.owners import NO_OWNERS
@@ -70,7 +69,7 @@ class CountedSwitcher:
         self._counts.clear_for = self._wish
         if not self._ahead.due():
             return None
-        ahead, layout = self._ahead, self._wish
+        ahead, layout, units = self._ahead, self._wish, self._units(self._wish)
         self._wish = None
         stand, made = self._counts.ahead.stand, self._counts.ahead.take()
         pages = self._placing.switch(layout, promised=ahead.promised if stand else NO_OWNERS, made=made)
@@ -80,12 +79,8 @@ class CountedSwitcher:
         self._end()
         if pages is None:
             return None
-        page_bytes = self._units(self._present.layout, layout).page
-        layers = self._model.spec.num_mla_layers
-        return Rest(
-            SwitchMode.OVERLAPPED if fallback else SwitchMode.PRECOPIED,
-            SwitchBytes(weights=ahead.missing_weights // layers, kv=pages * page_bytes // layers),
-        )
+        mode = SwitchMode.OVERLAPPED if fallback else SwitchMode.PRECOPIED
+        return Rest(mode, units.rest(ahead.missing_layers, pages))
 
     def next_step(self) -> int | None:
         """After the step's rows have their pages: bytes that it copies ahead; None: nothing is done."""
@@ -100,7 +95,7 @@ class CountedSwitcher:
             owners=self._placing.owners,
             pace=self._pace,
             rate=self._rate,
-            units=self._units(self._present.layout, layout),
+            units=self._units(layout),
         )
 
     def _end(self) -> None:
@@ -108,11 +103,5 @@ class CountedSwitcher:
         self._counts.ahead.take()
         self._counts.clear_for = None
 
-    def _units(self, layout_from: Layout, layout_to: Layout) -> Units:
-        spec, precision = self._model.spec, self._model.precision
-        rules, nothing = (RULES[layout_from], RULES[layout_to]), [0] * self._counts.num_ranks
-        return Units(
-            page=self._counts.page_size * precision.kv_token_bytes(spec),
-            layer_weights=switch_bytes(spec, precision, *rules, owner_tokens=nothing).weights,
-            num_layers=spec.num_mla_layers,
-        )
+    def _units(self, layout: Layout) -> Units:
+        return Units.of(self._model, self._counts.page_size, self._present.layout, layout)
