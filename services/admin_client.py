@@ -1,7 +1,8 @@
 """The HTTP client of the admin port, shared by client commands.
 
 Invariant: an error of the admin port becomes the `SplashError` of its status, so exit codes mean the same for
-local and remote failures (a refused switch, 409, is infeasible: exit 3).
+local and remote failures (a refused switch, 409, is infeasible: exit 3; an edit of a version that is not the
+present one is not: exit 1).
 """
 
 import json
@@ -13,7 +14,7 @@ import httpx
 from rich.console import Console
 
 from splash_core.config import AdminSettings, admin_key, resolve
-from splash_core.errors import ConfigError, Infeasible, InvalidRequest, SplashError, Unavailable
+from splash_core.errors import ConfigError, Infeasible, InvalidRequest, Outdated, SplashError, Unavailable
 
 _SWITCH_TIMEOUT_S = 120.0
 
@@ -80,11 +81,13 @@ class AdminClient:
             message, code = error["message"], error.get("code")
         except (ValueError, KeyError, TypeError, AttributeError):
             return self._not_admin()
-        return self._not_admin() if code == "unknown_url" else _meant(response.status_code, message)
+        return self._not_admin() if code == "unknown_url" else _meant(response.status_code, code, message)
 
 
-def _meant(status: int, message: str) -> SplashError:
+def _meant(status: int, code: object, message: str) -> SplashError:
     text = f"{message} (HTTP {status})"
+    if status == 409 and code == "outdated":
+        return Outdated(text)
     if status == 409:
         return Infeasible(text)
     if status in (400, 404, 422):

@@ -26,6 +26,7 @@ from splash_core.config import (
     RouterSettings,
     UpSettings,
 )
+from splash_core.cost.measured_on import warning
 from splash_core.errors import ConfigError, GroupFailed, Infeasible, SplashError, Unavailable
 from splash_core.leader.build import draw_blueprint, resolve_model
 from splash_core.leader.gpus import stack_gpus
@@ -82,6 +83,8 @@ class Stack:
             Path(tempfile.mkdtemp(prefix="splash-")) if self._own_sockets else self.run_dir / "sockets"
         )
         self._children: dict[str, Child] = {}
+        self.warning = ""
+        """What it starts in spite of; known once it does."""
 
     @property
     def url(self) -> str:
@@ -150,9 +153,11 @@ class Stack:
         check_reach(transport_options(groups[PREFILL]))
         for name, phase in ((PREFILL, Phase.PREFILL), (DECODE, Phase.DECODE)):
             try:
-                arena = draw_blueprint(groups[name], phase).arena
+                blueprint = draw_blueprint(groups[name], phase)
             except SplashError as error:
                 raise _named_by(phase, error) from error
+            arena = blueprint.arena
+            self.warning = warning(blueprint.profile, blueprint.spec)
             kv_bytes = len(arena.ordinary) * arena.slot_bytes
             groups[name] = dataclasses.replace(groups[name], kv_bytes=kv_bytes)
         check_free(settings.host, settings.port, flag="--port")

@@ -14,6 +14,12 @@ def progress_console() -> Console:
     return Console(file=sys.stderr, highlight=False)
 
 
+def warn(text: str) -> None:
+    """Say on stderr what a command goes on in spite of; nothing for an empty text."""
+    if text:
+        progress_console().print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+
 @contextmanager
 def stages(console: Console, title: str) -> Iterator[Callable[[str], None]]:
     """Show the stages of one long operation; the yielded function names the stage that begins."""

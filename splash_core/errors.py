@@ -9,6 +9,7 @@ SplashError
 │   └── GroupFailed     the group ended as a unit: a rank died or missed its deadline
 ├── DeadlineExceeded    retry or ask for less: the request's time is up (HTTP 504)
 ├── Conflict            the operator: the change is refused, with the numbers (HTTP 409)
+│   └── Outdated        the operator: it was made from another version; take the present one and repeat it
 ├── Infeasible          the operator: no setting satisfies the demand; says the nearest that does
 ├── ConfigError         the operator: a setting, a file or a checkpoint is wrong
 └── InvariantBroken     a bug: please report it
@@ -70,6 +71,10 @@ class DeadlineExceeded(SplashError):
 
 class Conflict(SplashError):
     """A valid operation is refused in the present state; the message carries the numbers."""
+
+
+class Outdated(Conflict):
+    """A change was made from a version that is not the present one; the message says how to get that."""
 
 
 class Infeasible(SplashError):

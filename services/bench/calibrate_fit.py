@@ -9,6 +9,7 @@ from services.bench.calibrate_served import served_of
 from services.bench.shapes import SHAPES, measured_spec
 from splash_core.cost.accuracy import Accuracy
 from splash_core.cost.fit import Measured, fit
+from splash_core.cost.measured_on import layer_shape
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import HardwareProfile, Provenance, analytical_profile
@@ -92,4 +93,5 @@ def _provenance(document: Document, accuracy: Accuracy) -> Provenance:
         model=f"{settings['model']}, {settings['layers']} layers",
         note=f"torch {settings['torch']}; {counts[False]} steps fitted, {counts[True]} held out",
         residuals=accuracy.residuals(),
+        shape=layer_shape(_model(settings).spec),
     )

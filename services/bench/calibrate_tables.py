@@ -5,24 +5,11 @@ from typing import Any
 
 from services.bench.results_tables import Row, markdown_table, number
 from splash_core.cost.accuracy import NEAR
+from splash_core.cost.profile import HardwareProfile
+from splash_core.cost.theta import Overhead, Part, Rate, constants_of
 
-_SHOWN = {
-    "flops": ("products", "GFLOP/s", 1e-9),
-    "expert_flops": ("experts", "GFLOP/s", 1e-9),
-    "attention_flops": ("attention, absorbed", "GFLOP/s", 1e-9),
-    "expanded_flops": ("attention, expanded", "GFLOP/s", 1e-9),
-    "weight_read_bps": ("weights", "GB/s", 1e-9),
-    "kv_read_bps": ("KV", "GB/s", 1e-9),
-    "overlap": ("overlap", "", 1.0),
-    "layer_overhead_s": ("per layer", "µs", 1e6),
-    "eager_layer_s": ("more in prefill", "µs", 1e6),
-    "step_overhead_s": ("per step", "µs", 1e6),
-    "meet_s": ("per collective", "µs", 1e6),
-    "run_s": ("per layer and run", "µs", 1e6),
-    "head_s": ("per layer, row and head", "µs", 1e6),
-    "row_s": ("per layer and row", "µs", 1e6),
-    "draw_s": ("per token drawn", "µs", 1e6),
-}
+_UNITS = {"flops": ("GFLOP/s", 1e-9), "bps": ("GB/s", 1e-9), "s": ("µs", 1e6)}
+"""By the last part of a constant's name; others have none."""
 
 
 def calibrate_tables(document: Mapping[str, Any]) -> str:
@@ -44,10 +31,11 @@ def calibrate_tables(document: Mapping[str, Any]) -> str:
 
 
 def _constants(profile: Mapping[str, Any]) -> str:
-    rows = [
-        {"name": words, "value": f"{_three(profile[name] * factor)} {unit}".strip()}
-        for name, (words, unit, factor) in _SHOWN.items()
-    ]
+    rows: list[Row] = []
+    for name, constant in constants_of(HardwareProfile).items():
+        if isinstance(constant, Rate | Part | Overhead) and name in profile:  # older documents have fewer
+            unit, factor = _UNITS.get(name.rpartition("_")[2], ("", 1.0))
+            rows.append({"name": constant.shown, "value": f"{_three(profile[name] * factor)} {unit}".strip()})
     return markdown_table({"θ": lambda row: row["name"], "fitted": lambda row: row["value"]}, rows)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.doctor.cluster import cluster
+from services.doctor.files import policy, profile
 from services.doctor.gpus import gpus
 from services.doctor.host import mooncake, ports, rails, versions
 from services.doctor.settings import DoctorSettings
@@ -23,7 +24,7 @@ _COLOURS = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold r
 
 @settings_command(app, "doctor", DoctorSettings)
 def doctor(settings: DoctorSettings, as_json: bool) -> int:
-    """Check versions, libraries, ports, rails and the transport, and a running cluster with --admin.
+    """Check versions, libraries, ports, rails, transport, --policy, --profile, and a cluster with --admin.
 
     Takes the settings of `splash up`. Exit code 1 if a check fails.
 
@@ -46,6 +47,8 @@ def _all(settings: DoctorSettings) -> Iterator[Finding]:
     if not settings.admin:
         # Of a cluster that runs, the ports are taken: by itself.
         yield from ports(settings)
+    yield from policy(settings)
+    yield from profile(settings)
     yield from self_tests(settings)
     yield from gpus(settings)
     yield from cluster(settings)

@@ -9,8 +9,10 @@ from rich.console import Console, Group
 from services.admin_client import emit
 from services.commands.compare_page import comparison_page
 from services.commands.plan_tables import report_tables
+from services.progress import warn
 from splash_core.checkpoints.cache import DEMO_MODEL
 from splash_core.cost.footprint import Deployment
+from splash_core.cost.measured_on import warning
 from splash_core.cost.precision import PRECISIONS, named_precision
 from splash_core.errors import ConfigError
 from splash_core.layout.catalog import named_layouts
@@ -82,6 +84,7 @@ def plan_command(
     if measured is not None:
         on = "cpu" if device.name == "cpu" else "cuda"
         measured.check_group(device=on, dtype=precision.name, ranks=ranks)
+        warn(warning(measured, spec))
     deployment = Deployment(
         precision=precision,
         num_ranks=ranks,

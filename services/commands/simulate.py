@@ -25,8 +25,9 @@ from services.commands.plan import (
 )
 from services.commands.simulate_plot import new_figure, write_plot
 from services.commands.simulate_tables import comparison_tables
-from services.progress import progress_console, stages
+from services.progress import progress_console, stages, warn
 from splash_core.cost.footprint import Deployment
+from splash_core.cost.measured_on import warning
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import HardwareProfile, analytical_profile
@@ -35,13 +36,14 @@ from splash_core.layout.catalog import named_layouts
 from splash_core.leader.profile_file import read_profile
 from splash_core.policy.config import load_document
 from splash_core.scheduling.roles import Role
-from splash_core.simulate.comparison import Comparison, Objectives, compare
+from splash_core.simulate.comparison import Objectives, compare
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.generators import GENERATORS, Size, generate
 from splash_core.simulate.policies import Policies
 from splash_core.simulate.sizing import Shape, fleet_of_memory, fleet_of_room
 from splash_core.simulate.workload import Scale, Workload, read_trace
 from splash_core.spec.hardware import named_gpu
+from splash_core.units import STAGING_BYTES
 
 app = typer.Typer()
 
@@ -70,6 +72,14 @@ Chunk = Annotated[int, typer.Option("--chunk-tokens", min=1, help="Rows of the l
 MaxRunning = Annotated[int, typer.Option("--max-running", min=1, help="Requests of a group at once.")]
 KvBytes = Annotated[
     int, typer.Option("--kv-bytes", min=0, help="KV room of a rank; 0: what --fraction leaves.")
+]
+PrecopyRate = Annotated[
+    int,
+    typer.Option(
+        "--precopy-bytes-per-step",
+        min=1,
+        help="What a rank receives in an ordinary step while a switch copies ahead.",
+    ),
 ]
 HandoffRate = Annotated[
     float, typer.Option("--handoff-gbps", min=0, help="A rank's push rate in GB/s; 0: its link's in θ.")
@@ -104,6 +114,7 @@ def simulate_command(
     chunk_tokens: Chunk = 8192,
     max_running: MaxRunning = 256,
     kv_bytes: KvBytes = 0,
+    precopy_bytes_per_step: PrecopyRate = STAGING_BYTES,
     handoff_gbps: HandoffRate = 0.0,
     requests: Requests = 0,
     rate: Rate = 4.0,
@@ -120,21 +131,38 @@ def simulate_command(
     Example: `splash simulate --workload rl-rollout --model deepseek-v3 --gpu h200 --ranks 8`
     """
     _check(plot)
-    good = _objectives(ttft, itl)
     scale = Scale(lengths=lengths, speed=speed, requests=requests or None)
     asked = _workload(workload, trace, scale, Size(requests=requests or 256, rate=rate, scale=scale), seed)
     shape = Shape(
         groups=_groups(prefill_groups, decode_groups, combined_groups),
         chunk_tokens=chunk_tokens,
         max_running=max_running,
+        precopy_bytes_per_step=precopy_bytes_per_step,
         handoff_bps=handoff_gbps * 1e9 or None,
         layouts=named_layouts(layouts),
     )
     cost = _cost_model(model, _profile(profile, gpu, model, dtype), ranks)
     fleet = _fleet(cost, shape, gpu, fraction=fraction, page_size=page_size, kv_bytes=kv_bytes)
+    _compare(fleet, asked, _policies(policy, start), _objectives(ttft, itl), plot=plot, as_json=json)
+
+
+def _compare(
+    fleet: Fleet,
+    workload: Workload,
+    policies: Policies,
+    objectives: Objectives,
+    *,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
     with stages(progress_console(), "simulate") as stage:
-        found = compare(fleet, asked, _policies(policy, start), objectives=good, progress=stage)
-    _show(found, plot, as_json=json)
+        found = compare(fleet, workload, policies, objectives=objectives, progress=stage)
+    if plot is not None:
+        write_plot(found, plot)
+    if as_json:
+        emit(found.to_json(), as_json=True, text="")
+    else:
+        Console().print(Group(*comparison_tables(found)))
 
 
 def _objectives(ttft_s: float, itl_ms: float) -> Objectives:
@@ -161,15 +189,6 @@ def _policies(policy: str, start: str) -> Policies:
     if begin.tzinfo is None:
         begin = begin.replace(tzinfo=UTC)
     return Policies(document=document, start_s=begin.timestamp())
-
-
-def _show(found: Comparison, plot: Path | None, *, as_json: bool) -> None:
-    if plot is not None:
-        write_plot(found, plot)
-    if as_json:
-        emit(found.to_json(), as_json=True, text="")
-    else:
-        Console().print(Group(*comparison_tables(found)))
 
 
 def _groups(prefill: int, decode: int, combined: int) -> dict[Role, int]:
@@ -200,9 +219,9 @@ def _profile(path: Path | None, gpu: str, model: str, dtype: str) -> HardwarePro
 
 def _cost_model(model: str, theta: HardwareProfile, ranks: int) -> CostModel:
     theta.check_group(device=theta.device, dtype=theta.dtype, ranks=ranks)
-    return CostModel(
-        spec=load_spec(model), precision=named_precision(theta.dtype), profile=theta, num_ranks=ranks
-    )
+    spec = load_spec(model)
+    warn(warning(theta, spec))
+    return CostModel(spec=spec, precision=named_precision(theta.dtype), profile=theta, num_ranks=ranks)
 
 
 def _fleet(

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
+from splash_core.cost.measured_on import described
 from splash_core.simulate.comparison import Comparison, Summary
 
 _SHOWN_SWITCHES = 12
-_WORDS = ("run", "group", "from", "to")
+_WORDS = ("run", "group", "from", "to", "how")
 """Columns that are no numbers."""
 
 
@@ -19,8 +20,10 @@ def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
     profile = fleet.model.profile
     yield (
         f"{comparison.workload}: {fleet.model.spec.name} on {groups} groups of {fleet.model.num_ranks} "
-        f"ranks, θ of {profile.name} ({profile.provenance.source})"
+        f"ranks, θ of {described(profile, fleet.model.spec)}"
     )
+    for warning in comparison.warnings:
+        yield f"the policy's {warning}"
     yield _runs(comparison)
     yield _latencies(comparison)
     for layout, reason in fleet.infeasible.items():
@@ -46,7 +49,8 @@ def _summaries(comparison: Comparison) -> Iterator[tuple[str, Summary, str]]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for name in columns:
-        table.add_column(name, justify="left" if name in _WORDS else "right")
+        words = name in _WORDS
+        table.add_column(name, justify="left" if words else "right", no_wrap=words, overflow="fold")
     return table
 
 
@@ -85,13 +89,17 @@ def _latencies(comparison: Comparison) -> Table:
 def _switches(summary: Summary) -> Table:
     switches = summary.ledger.switches
     more = f", the first {_SHOWN_SWITCHES}" if len(switches) > _SHOWN_SWITCHES else ""
-    table = _table(f"Switches of the policy: {len(switches)}{more}", "time s", *_WORDS[1:], "exposed ms")
+    title = f"Switches of the policy: {len(switches)}{more}"
+    table = _table(title, "time s", *_WORDS[1:], "exposed ms", "ahead", "longer ms")
     for switch in switches[:_SHOWN_SWITCHES]:
         table.add_row(
             f"{switch.time_s:,.2f}",
             switch.group,
             switch.layout_from.value,
             switch.layout_to.value,
+            switch.mode.value,
             f"{switch.exposed_s * 1e3:.2f}",
+            f"{switch.ahead_steps}",
+            f"{switch.ahead_s * 1e3:.2f}",
         )
     return table

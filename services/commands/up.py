@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from services.exit_codes import exit_code
 from services.launch import Stack, StackFailed, StartInterrupted
 from services.options import settings_command
+from services.progress import warn
 from splash_core.config import UpSettings
 from splash_core.errors import ConfigError, SplashError
 
@@ -43,6 +44,7 @@ def up(settings: UpSettings, as_json: bool) -> int:
     console.print(f"logs: {stack.run_dir}", highlight=False, soft_wrap=True)
     try:
         _start(stack, console, stopping)
+        warn(stack.warning)
         _announce(stack, console, as_json=as_json)
         while not stopping.wait(_CHECK_S):
             stack.check()

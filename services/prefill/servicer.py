@@ -174,10 +174,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             self._leader.cancel(seq)
 
     def _check_room(self, new_tokens: int) -> None:
-        snapshot = self._leader.scheduler.snapshot()
+        scheduler = self._leader.scheduler
         check_room(
-            waiting=self._leader.scheduler.count(SeqState.WAITING),
-            tokens=sum(waiting.prompt_tokens for waiting in snapshot.waiting),
+            waiting=scheduler.count(SeqState.WAITING),
+            tokens=scheduler.kv_tokens().waiting,
             new_tokens=new_tokens,
             max_requests=self._blueprint.settings.queue_requests,
             max_tokens=self._blueprint.settings.queue_tokens,

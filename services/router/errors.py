@@ -11,6 +11,7 @@ from splash_core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     NotFound,
+    Outdated,
     Overloaded,
     SplashError,
     Unavailable,
@@ -18,6 +19,10 @@ from splash_core.errors import (
 
 _MAX_MESSAGE, _MAX_PARAM = 1000, 200
 """Characters of what an error tells: a message may quote what the client sent, which has no limit."""
+
+
+OUTDATED = "outdated"
+"""Code of an edit that was made from another version: other conflicts are refusals of what is asked."""
 
 
 class Unauthorized(SplashError):
@@ -44,6 +49,7 @@ _STATUS: tuple[tuple[type[SplashError], int, str, str | None], ...] = (
     (InvalidRequest, 400, "invalid_request_error", None),
     (Unauthorized, 401, "authentication_error", "invalid_api_key"),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large"),
+    (Outdated, 409, "conflict_error", OUTDATED),
     (Conflict, 409, "conflict_error", "refused"),
     (Overloaded, 429, "rate_limit_error", "overloaded"),
     (Unavailable, 503, "service_unavailable_error", "unavailable"),

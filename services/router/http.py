@@ -58,11 +58,13 @@ def check_query(request: Request, names: Sequence[str]) -> None:
             )
 
 
-async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
-    """The JSON object of a request's body."""
+async def read_json(
+    request: Request, *, max_bytes: int, parse: Callable[[bytes], Any] | None = None
+) -> dict[str, Any]:
+    """The JSON object of a request's body; `parse` reads it, without one as fast as possible."""
     body = await read_body(request, max_bytes=max_bytes)
     try:
-        value = _parse(body)
+        value = (parse or _parse)(body)
     except UnicodeEncodeError:
         raise InvalidRequest(
             "the request body escapes half of a surrogate pair (\\ud800 to \\udfff alone), which is no text",

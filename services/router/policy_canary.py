@@ -96,6 +96,9 @@ class CanaryWatch:
                 self._keeper.apply(
                     document.with_promoted(record.phase), source=f"canary of {group}: promoted"
                 )
+                if hours := document.tried_in_hours(record.phase):
+                    reason = f"{record.reason}; in their hours calendars set {', '.join(hours)} as before"
+                    record = replace(record, reason=reason)
             except InvalidRequest as error:
                 reason = f"{record.reason}; not promoted: {error}"
                 record = replace(record, verdict=CanaryVerdict.ROLL_BACK, reason=reason)

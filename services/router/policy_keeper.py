@@ -12,7 +12,7 @@ from typing import Any
 from services.router.metrics import Metrics
 from services.router.records import GroupRecord
 from services.router.registry import Registry
-from splash_core.errors import ConfigError, Conflict, InvalidRequest
+from splash_core.errors import ConfigError, InvalidRequest, Outdated
 from splash_core.layout.layout import Layout
 from splash_core.policy.document import PolicyDocument
 from splash_core.policy.in_force import why_not
@@ -74,13 +74,16 @@ class PolicyKeeper:
             expected: the version that it was made from; None: whatever is active.
 
         Raises:
-            Conflict: another version than `expected` is active.
+            Outdated: another version than `expected` is active.
             InvalidRequest: a known group cannot follow the document; names it and the key.
         """
         active = self.active
         number = 0 if active is None else active.number
         if expected is not None and expected != number:
-            raise Conflict(f"policy version {number} is active, not {expected}; get it and edit that one")
+            raise Outdated(
+                f"policy version {number} is active, not {expected}; get it (`splash policy get`), make the "
+                f"change there and expect {number}"
+            )
         for record in self._registry.records():
             if reason := _refusal(record, document):
                 raise InvalidRequest(f"policy: {reason}", param="policy", code="invalid_policy")
@@ -136,12 +139,17 @@ class PolicyKeeper:
 
 def _refusal(record: GroupRecord, document: PolicyDocument) -> str:
     """Why a group that has been described cannot follow a document, or an empty text."""
-    if record.description is None or record.description.phase != record.phase:
-        return ""
-    offered = [Layout(entry.layout) for entry in record.description.layouts if entry.feasible]
+    offered = offered_by(record)
     return (
         why_not(document, phase=Phase(record.phase), group=record.label, offered=offered) if offered else ""
     )
+
+
+def offered_by(record: GroupRecord) -> tuple[Layout, ...]:
+    """Layouts that a group offers; none while it has not been described."""
+    if record.description is None or record.description.phase != record.phase:
+        return ()
+    return tuple(Layout(entry.layout) for entry in record.description.layouts if entry.feasible)
 
 
 def as_invalid(error: ConfigError) -> InvalidRequest:

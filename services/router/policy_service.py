@@ -13,11 +13,13 @@ from services.router.metrics import Metrics
 from services.router.policy_canary import CanaryWatch
 from services.router.policy_delivery import PolicyDelivery
 from services.router.policy_file import PolicyFile
-from services.router.policy_keeper import Edit, PolicyKeeper
+from services.router.policy_keeper import Edit, PolicyKeeper, offered_by
 from services.router.records import GroupRecord
 from services.router.registry import Registry
+from splash_core.layout.layout import Layout
 from splash_core.policy.config import load_document, policy_at, read_policy_file
 from splash_core.policy.document import PolicyDocument, parse_document
+from splash_core.policy.in_force import not_offered
 from splash_core.policy.keys import KEYS, plain
 from splash_core.policy.snapshot import Phase
 
@@ -145,6 +147,7 @@ class PolicyService:
             "pinned": self.delivery.pinned(record),
             "trouble": self.delivery.trouble(record),
             "effective": None if active is None else self._effective(active.document, record),
+            "not_offered": [] if active is None else list(_not_offered(active.document, record)),
         }
 
     def _effective(self, document: PolicyDocument, record: GroupRecord) -> dict[str, Any]:
@@ -160,13 +163,25 @@ class PolicyService:
         return {name: plain(named[name] if name in named else getattr(found.config, name)) for name in KEYS}
 
     def _warnings(self, document: PolicyDocument) -> list[str]:
-        """What is valid and may be a slip: names of groups that nobody has heard of."""
-        known = {record.label for record in self._registry.records()}
-        named = {f"group.{name}": name for name in document.groups}
-        if document.trial is not None:
-            named["canary.group"] = document.trial.group
-        return [
+        """What is valid and may be a slip: groups that nobody has heard of, layouts that a group has not."""
+        records = self._registry.records()
+        known = {record.label for record in records}
+        strangers = [
             f"{where}: no group is called {name!r} so far; known: {', '.join(sorted(known))}"
-            for where, name in named.items()
+            for where, name in document.named_groups.items()
             if name not in known
         ]
+        without_effect = [
+            f"allowed: {', '.join(layouts)} without effect for {record.label}; its --layouts do not offer it"
+            for record in records
+            if (layouts := _not_offered(document, record))
+        ]
+        return strangers + without_effect
+
+
+def _not_offered(document: PolicyDocument, record: GroupRecord) -> tuple[Layout, ...]:
+    """Layouts that a document allows a group and that it does not offer; none while that is not known."""
+    offered = offered_by(record)
+    if not offered:
+        return ()
+    return not_offered(document, phase=Phase(record.phase), group=record.label, offered=offered)

@@ -5,18 +5,13 @@ from dataclasses import dataclass, replace
 
 from splash_core.cost.links import Collective, LinkRate
 from splash_core.cost.profile import HardwareProfile
+from splash_core.cost.theta import Overhead, Rate, constants_of
 
-RATES = ("flops", "attention_flops", "expanded_flops", "expert_flops", "weight_read_bps", "kv_read_bps")
-OVERHEADS = (
-    "layer_overhead_s",
-    "step_overhead_s",
-    "eager_layer_s",
-    "meet_s",
-    "run_s",
-    "head_s",
-    "row_s",
-    "draw_s",
-)
+_CONSTANTS = constants_of(HardwareProfile)
+RATES = tuple(name for name, constant in _CONSTANTS.items() if isinstance(constant, Rate))
+OVERHEADS: Mapping[str, Overhead] = {
+    name: constant for name, constant in _CONSTANTS.items() if isinstance(constant, Overhead)
+}
 APART = "apart"
 """1 − overlap: what a roofline adds of its shorter side."""
 

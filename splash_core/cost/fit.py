@@ -29,18 +29,6 @@ _STEPS_WEIGHT, _OPERATIONS_WEIGHT = 10_000.0, 1_000.0
 """Of all residuals of a kind together, next to the prior."""
 _RATE_DEVIATION, _OVERHEAD_DEVIATION = 0.7, 3.0
 """Prior: a rate within a factor of two, an overhead within some twenty."""
-_FIRST_OVERHEADS = {
-    "layer_overhead_s": 1.0,
-    "step_overhead_s": 10.0,
-    "eager_layer_s": 1.0,
-    "meet_s": 0.1,
-    "run_s": 0.25,
-    "head_s": 0.0005,
-    "row_s": 0.005,
-    "draw_s": 0.5,
-}
-"""Where the search begins, in units of the device's own overhead per layer: too small a one would never grow,
-as nothing depends on its logarithm."""
 _LEAST_UNIT_S = 1e-6
 _FIRST_APART = 0.3
 
@@ -148,7 +136,7 @@ def first_guess(
     links = {kind.value: _link_rates(sent, kind, small_bytes) for kind in Collective}
     profile = replace(profile, collectives={kind: rates for kind, rates in links.items() if rates})
     unit = max(profile.layer_overhead_s, _LEAST_UNIT_S)
-    first = {name: factor * unit for name, factor in _FIRST_OVERHEADS.items()}
+    first = {name: overhead.first * unit for name, overhead in OVERHEADS.items()}
     return with_values(profile, {**first, APART: _FIRST_APART})
 
 

@@ -26,6 +26,31 @@ def left_of_link(*, rate_bps: float, step_s: float, pending_bytes: int, most: in
     return min(most, int(max(fits - pending_bytes, fits * LEAST_SHARE)))
 
 
+def copying_s(profile: HardwareProfile, size: float, *, ordinary_s: float) -> float:
+    """By how much an ordinary step is longer that copies so many bytes ahead on the fullest rank.
+
+    Args:
+        profile: θ.
+        size: bytes, all layers.
+        ordinary_s: predicted time of the step without them.
+    """
+    copying = profile.collective_latency_s + size / profile.link_bps
+    hidden = min(copying, ordinary_s)
+    return copying - hidden + hidden * profile.interference
+
+
+def rest_cost(profile: HardwareProfile, rest: SwitchBytes, *, layers: int) -> SwitchCost:
+    """Of the switching step: all layers of what is left in one transfer, before the step's rows.
+
+    Args:
+        profile: θ.
+        rest: what the fullest rank still lacks, per layer.
+        layers: layers that hold state.
+    """
+    whole = SwitchBytes(weights=layers * rest.weights, kv=layers * rest.kv)
+    return switch_cost(profile, whole, layers=1, step_s=0.0, mode=SwitchMode.BLOCKING)
+
+
 def precopy_cost(
     profile: HardwareProfile,
     moved: SwitchBytes,
@@ -45,16 +70,10 @@ def precopy_cost(
         ordinary_s: predicted time of a step in the present layout.
         bytes_per_step: what a step copies ahead, on the fullest rank.
     """
-    # All layers in one transfer, before the step's rows.
-    whole = SwitchBytes(weights=layers * rest.weights, kv=layers * rest.kv)
-    last = switch_cost(profile, whole, layers=1, step_s=0.0, mode=SwitchMode.BLOCKING)
+    last = rest_cost(profile, rest, layers=layers)
     ahead = layers * (moved.weights + moved.kv) - last.bytes_per_rank
     steps = math.ceil(ahead / max(bytes_per_step, 1)) if ahead > 0 else 0
-    slower = 0.0
-    if steps:
-        copying = profile.collective_latency_s + ahead / steps / profile.link_bps
-        hidden = min(copying, ordinary_s)
-        slower = steps * (copying - hidden + hidden * profile.interference)
+    slower = steps * copying_s(profile, ahead / steps, ordinary_s=ordinary_s) if steps else 0.0
     return SwitchCost(
         bytes_per_rank=layers * (moved.weights + moved.kv),
         exposed_s=last.exposed_s,

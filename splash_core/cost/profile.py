@@ -1,15 +1,25 @@
 """θ: the hardware constants of one deployment, versioned, with their provenance.
 
-Invariant: a profile that loads is usable. Every field is checked, and an error names the field.
+Invariant: a profile that loads is usable. Every field is checked, and an error names the field. A constant is
+declared here and nowhere else: its annotation (`cost.theta`) says how it is read, fitted and shown.
 """
 
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+from splash_core.cost.json_fields import (
+    count,
+    fraction,
+    json_object,
+    non_negative,
+    number,
+    positive,
+    text_of,
+)
 from splash_core.cost.links import Collective, LinkRate, Message, message_s
+from splash_core.cost.theta import Constant, Count, Given, Link, Overhead, Part, Rate, constants_of
 from splash_core.errors import ConfigError
 from splash_core.spec.hardware import GpuSpec
 
@@ -28,6 +38,8 @@ class Provenance:
     commit: str = ""
     model: str = ""
     """What was measured."""
+    shape: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Dimensions of its layers (`cost.measured_on`); empty where nobody wrote them down."""
     residuals: Mapping[str, float] = field(default_factory=dict[str, float])
     """Median relative error of held-out steps by `phase/layout`; empty when nothing was fitted."""
 
@@ -40,51 +52,51 @@ class HardwareProfile:
     dtype: str
     device: str
     """`cpu` or `cuda`."""
-    ranks: int = 0
+    ranks: Annotated[int, Count()] = 0
     """Of the group that was measured; 0: of any."""
-    flops: float
+    flops: Annotated[float, Rate("products")]
     """FLOP/s of matrix multiplies."""
-    attention_flops: float
-    """FLOP/s of absorbed attention when bound by compute."""
-    expanded_flops: float
-    """The same of expanded attention, without making keys and values."""
-    expert_flops: float
+    expert_flops: Annotated[float, Rate("experts")]
     """FLOP/s of routed experts' products."""
-    weight_read_bps: float
-    kv_read_bps: float
-    link_bps: float
+    attention_flops: Annotated[float, Rate("attention, absorbed")]
+    """FLOP/s of absorbed attention when bound by compute."""
+    expanded_flops: Annotated[float, Rate("attention, expanded")]
+    """The same of expanded attention, without making keys and values."""
+    weight_read_bps: Annotated[float, Rate("weights")]
+    kv_read_bps: Annotated[float, Rate("KV")]
+    link_bps: Annotated[float, Link()]
     """Bytes received per second by a rank in a large collective."""
-    collective_latency_s: float
+    collective_latency_s: Annotated[float, Link()]
     """α: time of an empty collective."""
     collectives: Mapping[str, tuple[LinkRate, ...]] = field(default_factory=dict[str, tuple[LinkRate, ...]])
     """The two by kind and size, ascending; other kinds have `collective_latency_s` and `link_bps`."""
-    overlap: float = 1.0
+    overlap: Annotated[float, Part("overlap")] = 1.0
     """Of the shorter of computing and reading, the part that hides behind the longer."""
-    layer_overhead_s: float = 0.0
-    step_overhead_s: float = 0.0
-    eager_layer_s: float = 0.0
+    layer_overhead_s: Annotated[float, Overhead(shown="per layer", first=1.0)] = 0.0
+    eager_layer_s: Annotated[float, Overhead(shown="more in prefill", first=1.0)] = 0.0
     """Launching a layer of a step that is not all decode rows; hides as `overlap` says."""
-    meet_s: float = 0.0
+    step_overhead_s: Annotated[float, Overhead(shown="per step", first=10.0)] = 0.0
+    meet_s: Annotated[float, Overhead(shown="per collective", first=0.1)] = 0.0
     """Per collective of a step beside its own time: packing rows, waiting for the slowest rank."""
-    run_s: float = 0.0
+    run_s: Annotated[float, Overhead(shown="per layer and run", first=0.25)] = 0.0
     """Per layer and run: several rows of one request on one rank."""
-    head_s: float = 0.0
+    head_s: Annotated[float, Overhead(shown="per layer, row and head", first=0.0005)] = 0.0
     """Per layer and head of a row for which a rank makes queries: rotations, copies, merging."""
-    row_s: float = 0.0
+    row_s: Annotated[float, Overhead(shown="per layer and row", first=0.005)] = 0.0
     """Per layer and row at home: norms, rotations, residuals."""
-    draw_s: float = 0.0
+    draw_s: Annotated[float, Overhead(shown="per token drawn", first=0.5)] = 0.0
     """Per token drawn on a rank."""
-    interference: float = 0.0
+    interference: Annotated[float, Given()] = 0.0
     """Seconds of slow-down per second of transfer hidden behind computation."""
-    served_step_s: float = 0.0
+    served_step_s: Annotated[float, Given()] = 0.0
     """Per step in service: by what leader, router and clients on the host make it longer (`cost.served`)."""
-    served_token_s: float = 0.0
+    served_token_s: Annotated[float, Given()] = 0.0
     """The same per token drawn, on all ranks together."""
-    sparse_head_tile: int = 1
+    sparse_head_tile: Annotated[int, Count()] = 1
     """Heads that a sparse attention kernel computes at least, though fewer may be asked for."""
-    dense_expert_rows: int = 0
+    dense_expert_rows: Annotated[int, Count()] = 0
     """Most rows of a step for which every local expert computes every row; 0: only chosen ones, always."""
-    memory_bytes: int = 0
+    memory_bytes: Annotated[int, Count()] = 0
     """Device memory per rank; 0 when not known."""
     provenance: Provenance = Provenance(source="analytical")
 
@@ -132,7 +144,7 @@ class HardwareProfile:
         Raises:
             ConfigError: not JSON, another version, or a bad field, which is named.
         """
-        values = _object(text)
+        values = json_object(text)
         version = values.pop("version", None)
         if version != PROFILE_VERSION:
             raise ConfigError(
@@ -144,40 +156,22 @@ class HardwareProfile:
             if name not in known:
                 raise ConfigError(f"profile field {name}: unknown; known: {', '.join(sorted(known))}")
         provenance = _provenance(values.pop("provenance", None))
-        checked: dict[str, Any] = {name: _text(values, name) for name in ("name", "dtype", "device")}
-        checked |= {name: _positive(values, name) for name in _RATES}
-        checked |= {name: _non_negative(values, name) for name in _EXTRAS if name in values}
-        checked |= {name: int(_non_negative(values, name)) for name in _COUNTS if name in values}
-        if "overlap" in values:
-            checked["overlap"] = _fraction(values, "overlap")
+        checked: dict[str, Any] = {name: text_of(values, name) for name in ("name", "dtype", "device")}
+        for name, constant in constants_of(cls).items():
+            if name in values or isinstance(constant, Rate | Link):
+                checked[name] = _READ[type(constant)](values, name)
         return cls(collectives=_collectives(values.get("collectives", {})), provenance=provenance, **checked)
 
 
-_RATES = (
-    "flops",
-    "attention_flops",
-    "expanded_flops",
-    "expert_flops",
-    "weight_read_bps",
-    "kv_read_bps",
-    "link_bps",
-    "collective_latency_s",
-)
 _NOTES = ("machine", "date", "note", "commit", "model")
-_COUNTS = ("ranks", "sparse_head_tile", "dense_expert_rows", "memory_bytes")
-_EXTRAS = (
-    "layer_overhead_s",
-    "step_overhead_s",
-    "eager_layer_s",
-    "meet_s",
-    "run_s",
-    "head_s",
-    "row_s",
-    "draw_s",
-    "interference",
-    "served_step_s",
-    "served_token_s",
-)
+_READ: Mapping[type[Constant], Callable[[Mapping[str, Any], str], float]] = {
+    Rate: positive,
+    Link: positive,
+    Overhead: non_negative,
+    Given: non_negative,
+    Part: fraction,
+    Count: count,
+}
 
 
 def analytical_profile(gpu: GpuSpec, *, dtype: str) -> HardwareProfile:
@@ -209,16 +203,6 @@ def analytical_profile(gpu: GpuSpec, *, dtype: str) -> HardwareProfile:
     )
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"profile is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"profile must be a JSON object, got {type(values).__name__}")
-    return cast("dict[str, Any]", values)
-
-
 def _provenance(value: object) -> Provenance:
     if not isinstance(value, dict):
         raise ConfigError("profile field provenance: an object with at least `source` is required")
@@ -227,18 +211,23 @@ def _provenance(value: object) -> Provenance:
     for name in values:
         if name not in known:
             raise ConfigError(f"profile field provenance.{name}: unknown; known: {', '.join(sorted(known))}")
-    source = _text(values, "source", where="provenance.")
+    source = text_of(values, "source", where="provenance.")
     if source not in ("analytical", "measured"):
         raise ConfigError(f"profile field provenance.source: {source!r} is neither analytical nor measured")
-    residuals = values.get("residuals", {})
-    if not isinstance(residuals, dict):
-        raise ConfigError("profile field provenance.residuals: must be an object of numbers")
-    entries = cast("dict[str, Any]", residuals)
+    residuals, shape = (_numbers(values, name) for name in ("residuals", "shape"))
     return Provenance(
         source=source,
-        **{name: _text(values, name, where="provenance.") for name in _NOTES if name in values},
-        residuals={name: _number(entries, name, where="provenance.residuals.") for name in entries},
+        **{name: text_of(values, name, where="provenance.") for name in _NOTES if name in values},
+        residuals={name: number(residuals, name, where="provenance.residuals.") for name in residuals},
+        shape={name: count(shape, name, where="provenance.shape.") for name in shape},
     )
+
+
+def _numbers(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = values.get(name, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"profile field provenance.{name}: must be an object of numbers")
+    return cast("dict[str, Any]", found)
 
 
 def _collectives(value: object) -> dict[str, tuple[LinkRate, ...]]:
@@ -257,42 +246,7 @@ def _collectives(value: object) -> dict[str, tuple[LinkRate, ...]]:
 
 def _rate(values: Mapping[str, Any], where: str) -> LinkRate:
     return LinkRate(
-        latency_s=_non_negative(values, "latency_s", where=where),
-        bps=_positive(values, "bps", where=where),
-        most_bytes=_non_negative(values, "most_bytes", where=where) if "most_bytes" in values else 0.0,
+        latency_s=non_negative(values, "latency_s", where=where),
+        bps=positive(values, "bps", where=where),
+        most_bytes=non_negative(values, "most_bytes", where=where) if "most_bytes" in values else 0.0,
     )
-
-
-def _text(values: Mapping[str, Any], name: str, *, where: str = "") -> str:
-    value = values.get(name)
-    if not isinstance(value, str):
-        raise ConfigError(f"profile field {where}{name}: text is required, got {value!r}")
-    return value
-
-
-def _number(values: Mapping[str, Any], name: str, *, where: str = "") -> float:
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"profile field {where}{name}: a finite number is required, got {value!r}")
-    return float(value)
-
-
-def _positive(values: Mapping[str, Any], name: str, *, where: str = "") -> float:
-    value = _number(values, name, where=where)
-    if value <= 0:
-        raise ConfigError(f"profile field {where}{name}: must be above 0, got {value}")
-    return value
-
-
-def _non_negative(values: Mapping[str, Any], name: str, *, where: str = "") -> float:
-    value = _number(values, name, where=where)
-    if value < 0:
-        raise ConfigError(f"profile field {where}{name}: must not be negative, got {value}")
-    return value
-
-
-def _fraction(values: Mapping[str, Any], name: str) -> float:
-    value = _non_negative(values, name)
-    if value > 1:
-        raise ConfigError(f"profile field {name}: must be at most 1, got {value}")
-    return value

@@ -23,7 +23,7 @@ from splash_core.leader.checks import check_group
 from splash_core.leader.fingerprint import served_fingerprint
 from splash_core.leader.profile_file import read_profile
 from splash_core.leader.reaching import transport_options
-from splash_core.leader.room import computes_on, draw_arena
+from splash_core.leader.room import computes_on, draw_arena, element_type
 from splash_core.policy.config import load_document
 from splash_core.policy.in_force import PolicyInForce, why_not
 from splash_core.policy.snapshot import Phase
@@ -39,7 +39,6 @@ from splash_core.transport.abi import KvAbi
 from splash_core.transport.options import MOONCAKE, TransportOptions
 
 DEFAULT_LAYOUT = {Phase.PREFILL: Layout.TP, Phase.DECODE: Layout.DP}
-_AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +187,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
     checkpoint = resolve_model(settings.model)
     spec = ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name)
     spec.check_servable()
-    dtype = _AUTO_DTYPE[settings.device] if settings.dtype == "auto" else settings.dtype
+    dtype = element_type(settings)
     check_group(settings, checkpoint)
     arena = draw_arena(settings, spec, checkpoint, dtype, graph_bytes=_graph_bytes(settings, phase))
     offered = named_layouts(settings.layouts)

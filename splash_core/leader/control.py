@@ -16,6 +16,7 @@ from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
 from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
+from splash_core.policy.bundle import bundle_of
 from splash_core.policy.document import parse_document
 from splash_core.policy.in_force import PolicyInForce, why_not
 from splash_core.rpc.abi import abi_to_pb
@@ -235,10 +236,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.BundleResult:
         """What the policy saw and concluded, to be replayed."""
         del context
+        recorder = self._leader.steering.recorder
+        newest = recorder.newest(request.last or None)
+        # Of many requests it is long: beside the loop, which has steps to plan.
+        text = await asyncio.to_thread(lambda: json.dumps(bundle_of(recorder.model, newest)))
         return control_pb2.BundleResult(
-            group=self._blueprint.group,
-            phase=self._blueprint.phase.value,
-            bundle=json.dumps(self._leader.steering.recorder.bundle(request.last or None)),
+            group=self._blueprint.group, phase=self._blueprint.phase.value, bundle=text
         )
 
     async def Audit(

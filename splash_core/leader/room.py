@@ -5,7 +5,7 @@ Invariant: what is asked for fits the memory that there is, or is refused with t
 
 from pathlib import Path
 
-from splash_core.config import GroupSettings
+from splash_core.config import GroupSettings, WorkerSettings
 from splash_core.cost.footprint import Deployment, ModelBytes
 from splash_core.cost.precision import named_precision
 from splash_core.errors import Infeasible
@@ -25,7 +25,13 @@ from splash_core.spec.model import ModelSpec
 from splash_core.switch.chunks import STAGING_PARTS, chunk_bytes
 from splash_core.units import format_bytes
 
+_AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
 _STORED_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def element_type(settings: WorkerSettings) -> str:
+    """What ranks compute in; `auto` is by device."""
+    return _AUTO_DTYPE[settings.device] if settings.dtype == "auto" else settings.dtype
 
 
 def computes_on(settings: GroupSettings) -> GpuSpec:

@@ -22,6 +22,7 @@ from typing import Protocol
 
 import grpc.aio
 
+from splash_core.cost.measured_on import warning
 from splash_core.errors import ConfigError, GroupFailed
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.control import ControlServicer
@@ -227,6 +228,8 @@ class GroupProcess:
         draft.write_text(json.dumps(line))
         draft.rename(self._ready_file)
         _log.info("ready on %s, layout %s", self.address, self._blueprint.layout)
+        if text := warning(self._blueprint.profile, self._blueprint.spec):
+            _log.warning("%s", text)
 
     def rank_config(self, link: str) -> RankConfig:
         """What the ranks are told; `link` is the leader's address for them."""

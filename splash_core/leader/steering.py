@@ -13,6 +13,7 @@ from splash_core.errors import Conflict, SplashError
 from splash_core.layout.layout import Layout
 from splash_core.leader.forecasts import Forecasts
 from splash_core.leader.pace import StepPace
+from splash_core.leader.pins import Pins
 from splash_core.policy.bundle import Recorder
 from splash_core.policy.config import GroupPolicy
 from splash_core.policy.decision import Decision
@@ -92,8 +93,7 @@ class Steering:
         self._pace = pace
         self._clock = clock
         self._state = PolicyState()
-        self._hand_pin: Layout | None = None
-        """A pin by hand, which goes before the policy's."""
+        self._pins = Pins()
         self._now: GroupPolicy = policy.at(clock())
         """What the policy says now."""
         self._next_look = 0.0
@@ -144,31 +144,29 @@ class Steering:
     def set_layout(
         self, layout: Layout, mode: SwitchMode, *, hold_s: float | None
     ) -> "asyncio.Future[SwitchOutcome]":
-        """Wish for a layout now, and hold the policy off for `hold_s` seconds (None: the policy's own).
-
+        """Wish for a layout now, and hold the policy off, its pin too, for `hold_s` seconds (None: its own).
         The present layout calls off a switch that is still copying ahead.
 
         Raises:
-            Conflict: the group is pinned elsewhere, or another switch is under way.
+            Conflict: the group is pinned elsewhere by hand, or another switch is under way.
         """
-        pinned = self._state.pinned
-        if pinned is not None and pinned is not layout:
-            by_hand = self._hand_pin is not None
-            remedy = "unpin it first" if by_hand else f"policy version {self._policy.number} says so; edit it"
-            raise Conflict(f"the group is pinned to {pinned}; {remedy}")
+        if (pinned := self._pins.by_hand) not in (None, layout):
+            raise Conflict(f"the group is pinned to {pinned}; unpin it first")
         if self._wish is not None and not self._calls_off(layout):
             raise Conflict(f"a switch to {self._wish.layout} is under way; ask for {layout} after it")
         self._refuse(Conflict(f"called off: {layout}, the present layout, was set instead"))
         now = self._clock()
         hold_s = self._now.config.hold_s if hold_s is None else hold_s
+        self._pins.put_aside(self._now.pin, layout)
+        self._hold(self._pins.held(self._now.pin))
         self._state = self._state.with_manual_switch(now, hold_s=hold_s)
         self._wish = _Wish(layout, mode, now, asyncio.get_running_loop().create_future())
         return self._wish.answer
 
     def pin(self, layout: Layout | None) -> None:
         """Hold the group in a layout from the next boundary on; None gives it back to the policy."""
-        self._hand_pin = layout
-        self._hold(layout or self._now.pin)
+        self._pins.by_hand = layout
+        self._hold(self._pins.held(self._now.pin))
 
     def at_boundary(self, snapshot: Callable[[], Snapshot]) -> None:
         """Take a new version of the policy; pursue a wish, else let the policy look, if it is time."""
@@ -232,6 +230,7 @@ class Steering:
         self._next_look = now + _CALENDAR_S
         if offer is not None:
             self._policy = offer.policy
+            self._pins.give_back()
             if not offer.answer.done():
                 offer.answer.set_result(None)
         before, self._now = self._now, self._policy.at(now)
@@ -240,7 +239,9 @@ class Steering:
         if offer is not None or before != self._now:
             self._next_tick = 0.0
             self._scheduler.limit_chunk(None)
-        self._hold(self._hand_pin or self._now.pin)
+        if self._wish is None and now >= (self._state.hold_until_s or now):
+            self._pins.give_back()
+        self._hold(self._pins.held(self._now.pin))
 
     def _hold(self, layout: Layout | None) -> None:
         """Pinned to a layout from now on, or to none."""
@@ -294,5 +295,6 @@ class Steering:
 
     def _refuse(self, error: SplashError) -> None:
         wish, self._wish = self._wish, None
+        self._pins.give_back()
         if wish is not None and not wish.answer.done():
             wish.answer.set_exception(error)

@@ -40,23 +40,23 @@ class Recorder:
     """The newest evaluations of a group."""
 
     def __init__(self, model: CostModel, *, capacity: int = _KEPT) -> None:
-        self._model = model
+        self.model = model
         self._kept: deque[Evaluation] = deque(maxlen=capacity)
 
     def decide(
         self, snapshot: Snapshot, config: PolicyConfig, state: PolicyState
     ) -> tuple[Decision, PolicyState]:
         """`switching.decide`, remembered."""
-        decision, after = decide(snapshot, self._model, config, state)
+        decision, after = decide(snapshot, self.model, config, state)
         self._kept.append(
             Evaluation(snapshot=snapshot, config=config, before=state, decision=decision, after=after)
         )
         return decision, after
 
-    def bundle(self, last: int | None = None) -> dict[str, Any]:
-        """The newest `last` evaluations (all without a number), oldest first, as JSON values."""
-        kept = list(self._kept)
-        return bundle_of(self._model, kept if last is None else kept[max(len(kept) - last, 0) :])
+    def newest(self, last: int | None = None) -> Sequence[Evaluation]:
+        """The newest `last` evaluations (all without a number), oldest first: frozen, for `bundle_of`."""
+        kept = tuple(self._kept)
+        return kept if last is None else kept[max(len(kept) - last, 0) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ of range is an error that names the key. Equal documents have equal digests.
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,8 @@ MAX_DOCUMENT_BYTES = 64 << 10
 
 ALL, GROUP, CALENDAR = "all", "group", "calendar"
 _DIGEST_LENGTH = 12
+_LINE = re.compile(r"\(at line ([0-9]+),")
+_MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,12 @@ class PolicyDocument:
         """The sections that speak of a group, the outermost first."""
         return (self.shared, self.of_phase(phase), self.groups.get(group, Section()))
 
+    @property
+    def named_groups(self) -> dict[str, str]:
+        """Groups that the document names, by where it does."""
+        named = {f"{GROUP}.{name}": name for name in self.groups}
+        return named if self.trial is None else named | {f"{CANARY}.group": self.trial.group}
+
     def values(self, *, phase: Phase, group: str, instant_s: float, trying: bool = False) -> dict[str, Value]:
         """What the document sets for a group at an instant; `trying`: with what its canary tries."""
         found: dict[str, Value] = {}
@@ -124,7 +133,7 @@ class PolicyDocument:
         return replace(self, trial=None)
 
     def with_promoted(self, phase: Phase) -> "PolicyDocument":
-        """After a canary that did: what it tried stands in the section of its phase."""
+        """After a canary that did: what it tried stands in the section of its phase, calendars as before."""
         assert self.trial is not None
         tried, name = self.trial.values, self.trial.group
         section = self.of_phase(phase)
@@ -135,8 +144,22 @@ class PolicyDocument:
             groups[name] = replace(
                 own, values={key: value for key, value in own.values.items() if key not in tried}
             )
-        promoted = replace(section, values={**section.values, **tried})
+        # A phase's value goes before all that `[all]` says: what that says for some hours is said again here.
+        again = [key for key in tried if key not in section.values]
+        kept = tuple(
+            replace(entry, values=values)
+            for entry in self.shared.calendar
+            if (values := {key: entry.values[key] for key in again if key in entry.values})
+        )
+        promoted = replace(section, values={**section.values, **tried}, calendar=(*kept, *section.calendar))
         return replace(self, groups=groups, trial=None, **{phase.value: promoted})
+
+    def tried_in_hours(self, phase: Phase) -> tuple[str, ...]:
+        """Of what its canary tries, the keys that a calendar sets for a group of a phase in its hours."""
+        assert self.trial is not None
+        sections = self.sections(phase, self.trial.group)
+        entries = [entry for section in sections for entry in section.calendar]
+        return tuple(key for key in self.trial.values if any(key in entry.values for entry in entries))
 
     def to_plain(self) -> dict[str, Any]:
         """The canonical document: one form for whatever means the same."""
@@ -168,9 +191,16 @@ def parse_document(text: str, *, source: str = "policy") -> PolicyDocument:
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else _with_line(error, text)
         raise ConfigError(f"{source}: not TOML: {reason}") from None
     return read_document(table, source=source)
+
+
+def _with_line(error: ValueError, text: str) -> str:
+    """What is wrong, with the line that it is wrong in: of a key that stands twice, the second place."""
+    place, lines = _LINE.search(str(error)), text.rstrip().splitlines()
+    number = len(lines) if place is None else int(place[1])
+    return f"{error}: {lines[number - 1].strip()[:_MOST_SHOWN]}" if 0 < number <= len(lines) else str(error)
 
 
 def read_document(table: Mapping[str, Any], *, source: str = "policy") -> PolicyDocument:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splash_core.cost.measured_on import described
 from splash_core.cost.model import CostModel
 from splash_core.cost.step_choice import StepChoice, choose_step
 from splash_core.cost.switch import SwitchCost
@@ -73,7 +74,7 @@ def record(
             "admitted": {layout.value: look.admitted for layout, look in looks.items()},
             "waves": {layout.value: look.waves for layout, look in looks.items()},
             "no_room": {layout.value: look.refusal for layout, look in looks.items() if look.refusal},
-            "profile": f"{model.profile.name} ({model.profile.provenance.source})",
+            "profile": described(model.profile, model.spec),
             **finding.extra,
         },
     )

@@ -55,6 +55,15 @@ class PolicyInForce:
             )
 
 
+def not_offered(
+    document: PolicyDocument, *, phase: Phase, group: str, offered: Collection[Layout]
+) -> tuple[Layout, ...]:
+    """Layouts that a document comes to allow a group by name and that it does not offer: without effect."""
+    lists = document.ever("allowed", phase=phase, group=group)
+    named = dict.fromkeys(layout for allowed in lists for layout in cast("tuple[Layout, ...]", allowed))
+    return tuple(layout for layout in named if layout not in offered)
+
+
 def why_not(document: PolicyDocument, *, phase: Phase, group: str, offered: Collection[Layout]) -> str:
     """Why a group that offers certain layouts cannot take a document, or an empty text."""
     for pin in document.ever("pin", phase=phase, group=group):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splash_core.cost.footprint import Deployment, memory_account
+from splash_core.cost.measured_on import described
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import PRECISIONS
 from splash_core.cost.profile import HardwareProfile, analytical_profile
@@ -89,7 +90,7 @@ class PlanReport:
             "model": self.spec.name,
             "gpu": self.gpu.name,
             "ranks": self.deployment.num_ranks,
-            "profile": f"{self.profile.name} ({self.profile.provenance.source})",
+            "profile": described(self.profile, self.spec),
             "dtype": self.deployment.precision.name,
             "fraction": self.deployment.fraction,
             "page_size": self.deployment.page_size,

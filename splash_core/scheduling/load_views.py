@@ -23,6 +23,8 @@ class KvTokens:
     """What the pool holds in the present layout."""
     projected: int
     """Of everything admitted, prompt and projected output."""
+    waiting: int
+    """Of sequences that are not admitted: what their prompts come to hold."""
 
 
 class LoadViews:
@@ -50,6 +52,7 @@ class LoadViews:
             used=sum(sequence.cached for sequence in active),
             total=self._holding.capacity(self._present.layout).distinct_tokens,
             projected=sum(sequence.held_tokens for sequence in active),
+            waiting=sum(sequence.length for sequence in self._roster.within(SeqState.WAITING)),
         )
 
     def snapshot(

@@ -27,8 +27,8 @@ from splash_core.switch.evacuation import local_moves
 from splash_core.switch.manifest import Primitive, SwitchManifest
 from splash_core.switch.precopy import NoHeadroom, PageCopies, PrecopyBatch, find_headroom, plan_clearing
 
-_SPARE_BOUNDARIES = 8
-_PAGES_A_STEP = 256
+SPARE_BOUNDARIES = 8
+PAGES_A_STEP = 256
 """Most pages that one step gives a row to come: making and telling them must not hold the step up."""
 
 
@@ -168,7 +168,7 @@ class Precopy:
             return None
         copies = PageCopies(count)
         rows: list[TableUpdate] = []
-        left, self._caught_up = _PAGES_A_STEP, True
+        left, self._caught_up = PAGES_A_STEP, True
         for sequence in self._running():
             # All are tried: where one has used up a rank's share, others may use another rank's.
             cursor = self._cursor(sequence)
@@ -198,15 +198,15 @@ class Precopy:
         needed: Counter[RankId] = Counter()
         for sequence in self._running():
             here, there = self._residency.placement(sequence), self._placement(sequence)
-            needed += _second_copies(here, there, self._full_pages(sequence))
+            needed += second_copies(here, there, self._full_pages(sequence))
         for rank, pool in enumerate(table.pools):
             needed[RankId(rank)] += sum(map(pool.is_used, self._to_clear))
         lack = find_headroom(table, needed, lent=self._lent, what="second copies of its pages")
         self.fallback = "" if lack is None else str(lack)
         steps = -(-max(needed.values(), default=0) // self._pages_a_step)
         steps += -(-self._num_layers // self._layers_a_step)
-        steps += sum(map(self._full_pages, self._running())) // _PAGES_A_STEP
-        return 2 * steps + _SPARE_BOUNDARIES
+        steps += sum(map(self._full_pages, self._running())) // PAGES_A_STEP
+        return 2 * steps + SPARE_BOUNDARIES
 
     def _running(self) -> list[Sequence]:
         """Sequences whose pages are in place and known to the ranks, each with a cursor and an owner.
@@ -277,7 +277,7 @@ class Precopy:
         return [slot for matrix in self._gathered for slot in lenders[matrix]]
 
 
-def _second_copies(here: KvPlacement, there: KvPlacement, pages: int) -> Counter[RankId]:
+def second_copies(here: KvPlacement, there: KvPlacement, pages: int) -> Counter[RankId]:
     """How many of a sequence's first `pages` pages each rank lacks in another placement."""
     needed: Counter[RankId] = Counter()
     period = lcm(len(here.owners), len(there.owners))

@@ -75,11 +75,10 @@ class Cluster:
         self._open: dict[int, _Open] = {}
         self._next_turns: dict[int, list[Request]] = {}
         self._placements = 0
-        for role, count in fleet.groups.items():
-            for index in range(count):
-                station = self._station(f"{role}-{index}", role, course, detail)
-                self.stations[role].append(station)
-                self._by_name[station.name] = station
+        for name, role in fleet.names.items():
+            station = self._station(name, role, course, detail)
+            self.stations[role].append(station)
+            self._by_name[name] = station
 
     def run(self, workload: Workload) -> Ledger:
         """Serve everything; returns what it was like.

@@ -6,10 +6,12 @@ It is a strong opponent, not a proven bound: the greedy run does not know who wi
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splash_core.cost.measured_on import doubt
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.cluster import Cluster, Course
@@ -79,7 +81,9 @@ class Summary:
             "steps": sum(ledger.steps.values()),
             "steps_by_layout": {layout.value: steps for layout, steps in sorted(ledger.steps.items())},
             "switches": len(ledger.switches),
+            "switches_by_executor": dict(Counter(switch.mode.value for switch in ledger.switches)),
             "exposed_s": round(sum(switch.exposed_s for switch in ledger.switches), 6),
+            "ahead_s": round(sum(switch.ahead_s for switch in ledger.switches), 6),
         }
 
 
@@ -93,6 +97,8 @@ class Comparison:
     policy: Summary
     fixed: Mapping[Layout, Summary]
     oracle: Summary
+    warnings: tuple[str, ...] = ()
+    """What the policy document says and no group heeds."""
 
     @property
     def regret(self) -> float:
@@ -118,11 +124,13 @@ class Comparison:
             "oracle": self.oracle.to_json(),
             "regret": round(self.regret, 6),
             "regret_latency": round(_ratio(self.policy.mean_latency_s, self.oracle.mean_latency_s), 6),
+            "warnings": list(self.warnings),
             "objectives": {"ttft_s": self.objectives.ttft_s, "itl_s": self.objectives.itl_s},
             "fleet": {
                 "model": fleet.model.spec.name,
                 "profile": fleet.model.profile.name,
                 "source": fleet.model.profile.provenance.source,
+                "doubt": doubt(fleet.model.profile, fleet.model.spec),
                 "ranks_per_group": fleet.model.num_ranks,
                 "ranks": fleet.num_ranks,
                 "groups": {role.value: count for role, count in fleet.groups.items() if count},
@@ -164,6 +172,7 @@ def compare(
         policy=policy,
         fixed=fixed,
         oracle=oracle,
+        warnings=policies.warnings(fleet),
     )
 
 

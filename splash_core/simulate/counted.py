@@ -7,8 +7,7 @@ such steps are one. Batching, admission, owners and snapshots are the product's 
 
 from collections.abc import Sequence as Seq
 
-from splash_core.ids import RankId, SeqId
-from splash_core.layout.layout import RULES, KvHistory, Layout
+from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.admission import Admission
 from splash_core.scheduling.batching import Batcher
@@ -16,13 +15,16 @@ from splash_core.scheduling.budget import StepBudget
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.load_views import LoadViews
-from splash_core.scheduling.owners import OwnerAssignment
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.roles import RULES_OF_ROLE
 from splash_core.scheduling.sequence import Roster, SeqState
 from splash_core.simulate.counts import CountedSequence, Counts, new_sequence
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised
+from splash_core.simulate.placing import Placing
+from splash_core.simulate.switcher import CountedSwitcher
 from splash_core.simulate.workload import Request
+from splash_core.switch.manifest import SwitchMode
 
 
 class _NoPushes:
@@ -42,7 +44,10 @@ class CountedMachine:
         self._present = Present(layout=layout)
         self._counts = Counts(roster=self._roster, present=self._present, capacities=fleet.capacities)
         roster, counts, present = self._roster, self._counts, self._present
-        self._owners = OwnerAssignment(roster=roster, residency=counts, present=present)
+        self._placing = Placing(roster=roster, counts=counts, present=present)
+        self._switcher = CountedSwitcher(
+            roster=roster, counts=counts, present=present, placing=self._placing, fleet=fleet, config=config
+        )
         self._admission = Admission(
             roster=roster, residency=counts, present=present, pushes=_NoPushes(), config=config
         )
@@ -113,18 +118,26 @@ class CountedMachine:
     def snapshot(self, now: float, queued: Seq[WaitingSequence]) -> Snapshot:
         """What a policy may see at a step boundary."""
         return self._views.snapshot(
-            time_s=now, queued=queued, infeasible=self._fleet.infeasible, switch_pending=False
+            time_s=now,
+            queued=queued,
+            infeasible=self._fleet.infeasible,
+            switch_pending=self._switcher.copying,
         )
 
-    def switch(self, layout: Layout) -> str:
-        """Change layout with the next step; why that cannot be now, or an empty text."""
-        moved = [sequence for sequence in self._by_key.values() if sequence.movable]
-        if not self._place(moved, moved, layout):
+    def switch(self, layout: Layout, mode: SwitchMode) -> str:
+        """Change layout with the next step, or once most is copied ahead; why not now, or an empty text."""
+        if mode is SwitchMode.PRECOPIED:
+            self._switcher.copy_ahead(layout)
+            return ""
+        if not self._switcher.switch(layout):
             pages = self._counts.capacity(layout).pages
             return f"{self.layout} → {layout}: not all histories fit into pools of {pages} pages"
-        self._present.layout = layout
         self._moving, self._promised = True, None
         return ""
+
+    def leave_room(self, link: LinkView, pending_bytes: int) -> None:
+        """The next step's copies ahead leave so many bytes of handoffs, of all ranks, their part of links."""
+        self._switcher.leave_room(link, pending_bytes)
 
     def limit_chunk(self, rows: int | None) -> None:
         """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
@@ -133,19 +146,24 @@ class CountedMachine:
     def begin(self, most: int) -> Batch | None:
         """The next step, or up to `most` of one shape; None when there is nothing to run."""
         waiting = self._roster.within(SeqState.WAITING)
-        relocated = 0 if self._moving else self._relocate()
+        rest = self._switcher.at_boundary()
+        if rest is not None:
+            self._moving, self._promised = True, None
+        relocated = 0 if self._moving else self._placing.relocate()
         chosen = self._batcher.fill()
+        ahead = self._switcher.next_step()
         if waiting != self._roster.within(SeqState.WAITING):
             self._promised = None
         moves = self._moving = self._moving or relocated > 0
         self._counts.rest()
-        if not chosen and not moves:
+        if not chosen and not moves and ahead is None:
             return None
         rows: list[BatchRow] = []
         steady, self._samples = True, []
         for entry in chosen:
             sequence = entry.sequence
             assert isinstance(sequence, CountedSequence)
+            sequence.known_to_ranks = True
             steady = steady and sequence.decoding
             samples = int(sequence.cached + entry.count == sequence.length)
             rows.append(BatchRow(sequence.key, entry.count, sequence.cached, sequence.owner, samples))
@@ -153,8 +171,9 @@ class CountedMachine:
             sequence.drawing += samples
             if samples:
                 self._samples.append(sequence)
-        if not steady or moves or len(rows) < len(self._roster.within(SeqState.RUNNING)):
-            return Batch(tuple(rows), 1, moves, relocated)
+        steady = steady and not moves and not self._switcher.copying
+        if not steady or len(rows) < len(self._roster.within(SeqState.RUNNING)):
+            return Batch(tuple(rows), 1, moves, relocated, ahead, rest)
         ends = min(sequence.output - sequence.num_generated for sequence in self._samples)
         return Batch(tuple(rows), 1 + self.fitting(min(most, ends, self._same_reach()) - 1), moves)
 
@@ -201,6 +220,7 @@ class CountedMachine:
             ended.prefilled.append(sequence.key)
             if self._rules.after_prompt is SeqState.HANDOFF:
                 sequence.state = SeqState.HANDOFF
+                self._counts.ahead.drop(sequence.seq)
                 return
         if sequence.num_generated >= sequence.output:
             ended.finished.append(sequence.key)
@@ -221,58 +241,6 @@ class CountedMachine:
         self._counts.drop_pages(sequence)
         self._roster.remove(sequence.seq)
         del self._by_key[sequence.key]
-
-    def _relocate(self) -> int:
-        """Let landed prompts run, as many as fit where they are wanted; pages that the fullest rank gets."""
-        astray: list[CountedSequence] = []
-        for sequence in self._roster.going_on(SeqState.LANDED):
-            assert isinstance(sequence, CountedSequence)
-            if self._counts.in_place(sequence):
-                sequence.state = SeqState.RUNNING
-            else:
-                astray.append(sequence)
-        while astray:
-            before = [self._counts.copies_per_rank(sequence) for sequence in astray]
-            running = [s for s in self._by_key.values() if s.state is SeqState.RUNNING]
-            if self._place([*running, *astray], astray, self.layout):
-                return max(self._received(astray, before))
-            if len(astray) > 1:
-                astray.pop()
-            elif not self._counts.preempt_younger(astray[0], self._counts.placement(astray[0]).owners):
-                return 0
-        return 0
-
-    def _received(self, moved: Seq[CountedSequence], before: Seq[Seq[int]]) -> list[int]:
-        got = [0] * self._counts.num_ranks
-        for sequence, held in zip(moved, before, strict=True):
-            for rank, count in enumerate(self._counts.copies_per_rank(sequence)):
-                got[rank] += max(count - held[rank], 0)
-        return got
-
-    def _place(self, all_of: Seq[CountedSequence], moved: Seq[CountedSequence], layout: Layout) -> bool:
-        """Choose owners for `all_of` and put `moved` where `layout` wants them; False: no room, no change."""
-        rule, counts = RULES[layout], self._counts
-        for projected in (True, False):
-            owners = self._owners.assign(all_of, rule, projected=projected)
-            change = [0] * counts.num_ranks
-            for sequence in moved:
-                placement = counts.placement_in(layout, sequence, owners[sequence.seq])
-                for rank, count in enumerate(counts.change(sequence, placement, sequence.held_pages)):
-                    change[rank] += count
-            if counts.fits(layout, change):
-                self._settle(moved, layout, owners)
-                return True
-            if rule.history is not KvHistory.OWNER:
-                break
-        return False
-
-    def _settle(self, moved: Seq[CountedSequence], layout: Layout, owners: dict[SeqId, RankId]) -> None:
-        for sequence in moved:
-            sequence.owner = owners[sequence.seq]
-            placement = self._counts.placement_in(layout, sequence, sequence.owner)
-            self._counts.vacate(self._counts.change(sequence, placement, sequence.held_pages))
-            self._counts.take(sequence, placement, sequence.held_pages)
-            sequence.state = SeqState.RUNNING
 
     def _room_for(self, steps: int) -> bool:
         """Whether the rows under way get the pages of so many more steps."""

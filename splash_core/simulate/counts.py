@@ -14,6 +14,7 @@ from splash_core.layout.layout import KvMode, KvPlacement, Layout
 from splash_core.scheduling.holding import Holding, Present, spread
 from splash_core.scheduling.roles import RoleRules
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+from splash_core.simulate.copies import CopiesAhead
 from splash_core.simulate.workload import Request
 from splash_core.spec.request import SamplingParams
 
@@ -35,6 +36,10 @@ class CountedSequence(Sequence):
     held_pages: int = 0
     where: KvPlacement = _NOWHERE
     """Of the pages that it holds."""
+    known_to_ranks: bool = False
+    """It has been in a step, so ranks could mirror its pages."""
+    life: int = 0
+    """Times that its pages were taken away."""
 
     @property
     def length(self) -> int:
@@ -95,7 +100,10 @@ class Counts(Holding):
             roster=roster, present=present, num_ranks=capacity.num_ranks, page_size=capacity.page_size
         )
         self.used = [0] * capacity.num_ranks
-        """Pages on each rank."""
+        """Pages on each rank, without copies made ahead."""
+        self.ahead = CopiesAhead(capacity.num_ranks)
+        self.clear_for: Layout | None = None
+        """While a switch to it copies ahead, no new page goes where its weights will be."""
         self._capacities = capacities
         self._vacated = [0] * capacity.num_ranks
         self._resting = self._vacated
@@ -112,7 +120,10 @@ class Counts(Holding):
 
     def free(self, rank: RankId) -> int:
         """New pages that a rank could take now."""
-        return max(self.free_in(self._present.layout, rank) - self._resting[rank], 0)
+        free = self.free_in(self._present.layout, rank)
+        if self.clear_for is not None:
+            free = min(free, self.free_in(self.clear_for, rank))
+        return max(free - self._resting[rank], 0)
 
     def vacate(self, change: Seq[int]) -> None:
         """Pages that a step moves away from a rank, of what `change` says."""
@@ -128,7 +139,7 @@ class Counts(Holding):
 
     def free_in(self, layout: Layout, rank: RankId) -> int:
         """Free pages of a rank if the group were in `layout`, as things lie now."""
-        return max(self._capacities[layout].pages - self.used[rank], 0)
+        return max(self._capacities[layout].pages - self.used[rank] - self.ahead.on_rank[rank], 0)
 
     def lack(self, ordinary: Mapping[RankId, int]) -> dict[RankId, int]:
         """Of so many free slots on each rank, those that are missing."""
@@ -143,8 +154,13 @@ class Counts(Holding):
         """Nothing is left over."""
 
     def extend(self, sequence: Sequence, tokens: int) -> int:
-        """As `grow`: nothing is copied ahead."""
-        return self.grow(sequence, tokens)
+        """As `grow`, taking room of copies ahead back as needed."""
+        while (covered := self.grow(sequence, tokens)) < tokens:
+            ranks = self.placement(sequence).ranks_of_page(sequence.num_pages)
+            full = [rank for rank in ranks if self.free(rank) == 0]
+            if not all(map(self.ahead.give_back, full)):
+                break
+        return covered
 
     def grow(self, sequence: Sequence, tokens: int) -> int:
         """Allocate pages for the first `tokens` tokens as far as they are free; returns tokens covered."""
@@ -179,13 +195,17 @@ class Counts(Holding):
     def fits(self, layout: Layout, change: Seq[int]) -> bool:
         """Whether every rank's pool in `layout` holds what it holds now and `change` more."""
         pages = self._capacities[layout].pages
-        return all(used + more <= pages for used, more in zip(self.used, change, strict=True))
+        taken = zip(self.used, self.ahead.on_rank, change, strict=True)
+        return all(used + copies + more <= pages for used, copies, more in taken)
 
     def drop_pages(self, sequence: Sequence) -> None:
         """Give all pages of a sequence back."""
         assert isinstance(sequence, CountedSequence)
+        self.ahead.drop(sequence.seq)
         self.take(sequence, sequence.where, 0)
         sequence.cached = 0
+        sequence.known_to_ranks = False
+        sequence.life += 1
 
     def copies_per_rank(self, sequence: Sequence) -> list[int]:
         """Pages of the sequence on each rank, `[T]`."""

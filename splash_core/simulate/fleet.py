@@ -12,6 +12,7 @@ from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import Role
+from splash_core.units import STAGING_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Fleet:
     groups: Mapping[Role, int] = field(default_factory=lambda: {Role.PREFILL: 1, Role.DECODE: 1})
     chunk_tokens: int = 2048
     max_running: int = 256
+    precopy_bytes_per_step: int = STAGING_BYTES
+    """What a rank receives in an ordinary step while a switch copies ahead."""
     handoff_bps: float | None = None
     """Bytes per second that a rank pushes into another group; None: as fast as inside a group."""
     host_cores: int | None = None
@@ -58,6 +61,11 @@ class Fleet:
         return self.groups.get(Role.COMBINED, 0) > 0
 
     @property
+    def names(self) -> Mapping[str, Role]:
+        """What its groups are called, and do."""
+        return {f"{role}-{index}": role for role, count in self.groups.items() for index in range(count)}
+
+    @property
     def num_ranks(self) -> int:
         """Of all groups."""
         return self.model.num_ranks * sum(self.groups.values())
@@ -81,4 +89,5 @@ class Fleet:
             layouts=tuple(self.capacities),
             chunk_tokens=self.chunk_tokens,
             max_running=self.max_running,
+            precopy_bytes_per_step=self.precopy_bytes_per_step,
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from splash_core.layout.layout import Layout
+from splash_core.switch.manifest import SwitchMode
 
 _BINS_PER_E = 200
 """Gaps are kept to half a percent."""
@@ -49,6 +50,11 @@ class Switched:
     layout_from: Layout
     layout_to: Layout
     exposed_s: float
+    mode: SwitchMode = SwitchMode.OVERLAPPED
+    ahead_steps: int = 0
+    """Ordinary steps that copied ahead."""
+    ahead_s: float = 0.0
+    """By what those were longer."""
 
 
 @dataclass(slots=True)

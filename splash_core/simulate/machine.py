@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from splash_core.cost.switch import SwitchBytes
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.simulate.workload import Request
+from splash_core.switch.manifest import SwitchMode
 
 
 class BatchRow(NamedTuple):
@@ -33,6 +36,15 @@ class Promised(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """What a switch that was to copy ahead still moves with its step, per layer on the fullest rank."""
+
+    mode: SwitchMode
+    """Overlapped where second copies did not fit."""
+    moved: SwitchBytes
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """A step that begins, and for how many steps more its shape may stay."""
 
@@ -43,6 +55,10 @@ class Batch:
     """Pages or weights move with this step."""
     relocated_pages: int = 0
     """Received by the fullest rank, for prompts that have landed elsewhere than where they are wanted."""
+    ahead_bytes: int | None = None
+    """Received by the fullest rank for a switch to come; None: this step copies nothing ahead."""
+    rest: Rest | None = None
+    """None where no such switch is made with this step."""
 
     @property
     def decodes(self) -> bool:
@@ -97,8 +113,12 @@ class Machine(Protocol):
         """What a policy may see at a step boundary."""
         ...
 
-    def switch(self, layout: Layout) -> str:
-        """Change layout with the next step; why that cannot be now, or an empty text."""
+    def switch(self, layout: Layout, mode: SwitchMode) -> str:
+        """Change layout with the next step, or once most is copied ahead; why not now, or an empty text."""
+        ...
+
+    def leave_room(self, link: LinkView, pending_bytes: int) -> None:
+        """The next step's copies ahead leave so many bytes of handoffs, of all ranks, their part of links."""
         ...
 
     def limit_chunk(self, rows: int | None) -> None:

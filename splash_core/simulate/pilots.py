@@ -13,10 +13,11 @@ from splash_core.policy.snapshot import Snapshot
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide, refused
 from splash_core.simulate.policies import Said
+from splash_core.switch.manifest import SwitchMode
 
 Look = Callable[[], Snapshot]
-Move = Callable[[Layout], str]
-"""Switches, or says why not."""
+Move = Callable[[Layout, SwitchMode], str]
+"""Switches, or begins to copy ahead, or says why not."""
 Limit = Callable[[int | None], None]
 """Bounds the rows of the next steps; None: no more than memory does."""
 
@@ -71,11 +72,14 @@ class Policy:
         self.next_look_s = now + said.config.interval_s
         if not said.enabled and said.pin is None:
             return
-        decision, self._state = decide(look(), self._model, said.config, self._state)
+        seen = look()
+        if seen.switch_pending and said.pin is seen.layout:
+            move(seen.layout, SwitchMode.PRECOPIED)  # calls off what is still being copied ahead
+        decision, self._state = decide(seen, self._model, said.config, self._state)
         if decision.steps is not None and said.enabled and not said.config.shadow:
             limit(decision.steps.chunk_tokens)
         if decision.switches:
-            why_not = move(decision.layout_to)
+            why_not = move(decision.layout_to, decision.executor.mode)
             self.decisions.append(refused(decision, why_not) if why_not else decision)
 
     def _follow(self, now: float, limit: Limit) -> GroupPolicy:
@@ -128,4 +132,4 @@ class Oracle:
         ]
         best = min(enterable, key=lambda look: (look.objective_s, not look.present), default=None)
         if best is not None and not best.present:
-            move(best.layout)
+            move(best.layout, SwitchMode.OVERLAPPED)

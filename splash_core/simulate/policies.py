@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from splash_core.errors import ConfigError
 from splash_core.policy.config import GroupPolicy, policy_at
 from splash_core.policy.document import PolicyDocument
-from splash_core.policy.in_force import why_not
+from splash_core.policy.in_force import not_offered, why_not
 from splash_core.policy.snapshot import Phase
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.fleet import Fleet
@@ -29,6 +29,23 @@ class Policies:
     document: PolicyDocument = PolicyDocument()
     start_s: float | None = None
     """Seconds since the epoch at simulated time 0; calendars need it."""
+
+    def warnings(self, fleet: Fleet) -> tuple[str, ...]:
+        """What the document says and no simulated group heeds."""
+        names, offered, said = fleet.names, tuple(fleet.capacities), self.document
+        found = [
+            f"{where}: no simulated group is called {name!r}; there are {', '.join(names)}"
+            for where, name in said.named_groups.items()
+            if name not in names
+        ]
+        if fleet.combined and said.prefill.to_plain():
+            found.append("prefill: no simulated group follows it; combined ones follow [decode]")
+        if said.trial is not None:
+            found.append("canary: it is not tried here")
+        for name, role in names.items():
+            if odd := not_offered(said, phase=PHASES[role], group=name, offered=offered):
+                found.append(f"allowed: {', '.join(odd)} without effect for {name}, which cannot run it")
+        return tuple(found)
 
     def of(self, fleet: Fleet, role: Role, group: str) -> Said:
         """The policy of one group of a fleet.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.model import CostModel
+from splash_core.cost.precopy import copying_s, rest_cost
 from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_bytes, switch_cost
 from splash_core.layout.layout import RULES, Layout
 from splash_core.simulate.machine import Batch, BatchRow
@@ -81,6 +82,10 @@ class Pricing:
         step_s: float,
     ) -> SwitchCost:
         """By what a switch makes its step, which computes a batch in the destination, longer."""
+        if batch.rest is not None and batch.rest.mode is SwitchMode.PRECOPIED:
+            return rest_cost(self.model.profile, batch.rest.moved, layers=self.model.spec.num_mla_layers)
+        if batch.rest is not None:
+            return self._cost(batch.rest.moved, batch, step_s)
         rules = RULES[layout_from], RULES[layout_to]
         moved = switch_bytes(self.model.spec, self.model.precision, *rules, owner_tokens=owner_tokens)
         return self._cost(moved, batch, step_s)
@@ -91,6 +96,10 @@ class Pricing:
         row = precision.kv_token_bytes(spec) / spec.num_mla_layers
         size = round(batch.relocated_pages * page_size * row)
         return self._cost(SwitchBytes(weights=0, kv=size), batch, step_s).total_s
+
+    def ahead_s(self, size: int, *, step_s: float) -> float:
+        """By what copies ahead of a switch make an ordinary step longer."""
+        return copying_s(self.model.profile, size, ordinary_s=step_s)
 
     def prompt_bytes(self, tokens: int) -> int:
         """KV of so many tokens."""

@@ -3,6 +3,7 @@
 The reference for the machine that counts: slow, and right by construction.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,13 +15,15 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import FinishedEvent, PrefilledEvent, SwitchDeferred
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.leases import Completion, Grant
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.step import SampledToken, SequenceStep, StepPlan, StepResult
 from splash_core.scheduling.written import Written
+from splash_core.simulate.ahead import Units
 from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised
+from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised, Rest
 from splash_core.simulate.workload import Request
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Refusal
+from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
 
 _WORD, _STOP = 1, 2
 _WRITER = "prefill"
@@ -34,7 +37,7 @@ class ScheduledMachine:
     ) -> None:
         if fleet.arena is None:
             raise Infeasible("the product's scheduler needs an arena", nearest="a fleet with `arena`")
-        self._arena = fleet.arena
+        self._arena, self._model = fleet.arena, fleet.model
         self._config = config
         self._scheduler = GroupScheduler(
             spec=fleet.model.spec,
@@ -49,6 +52,8 @@ class ScheduledMachine:
         self._drawn: dict[SeqId, int] = {}
         self._grants: dict[int, Grant] = {}
         self._plan: StepPlan | None = None
+        self._asked, self._asked_for = SwitchMode.OVERLAPPED, layout
+        """How the last switch was to be made, and where it goes."""
 
     @property
     def layout(self) -> Layout:
@@ -115,12 +120,17 @@ class ScheduledMachine:
         """What a policy may see at a step boundary."""
         return replace(self._scheduler.snapshot(queued=queued), time_s=now)
 
-    def switch(self, layout: Layout) -> str:
-        """Change layout with the next step; why that cannot be now, or an empty text."""
-        outcome = self._scheduler.request_switch(layout)
+    def switch(self, layout: Layout, mode: SwitchMode) -> str:
+        """Change layout with the next step, or once most is copied ahead; why not now, or an empty text."""
+        self._asked, self._asked_for = mode, layout
+        outcome = self._scheduler.request_switch(layout, mode)
         if isinstance(outcome, Refusal):
             return outcome.reason
         return outcome.refusal.reason if isinstance(outcome, SwitchDeferred) else ""
+
+    def leave_room(self, link: LinkView, pending_bytes: int) -> None:
+        """The next step's copies ahead leave so many bytes of handoffs, of all ranks, their part of links."""
+        self._scheduler.leave_room(link, pushing_bytes=pending_bytes)
 
     def limit_chunk(self, rows: int | None) -> None:
         """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
@@ -134,11 +144,14 @@ class ScheduledMachine:
             return None
         self._scheduler.tidy()
         manifest = plan.manifest
-        relocated = 0
+        relocated, rest = 0, None
         if manifest is not None and manifest.layout_from is manifest.layout_to:
             page = self._arena.slot_bytes // self._arena.num_layers
             relocated = max(manifest.kv_bytes_per_layer, default=0) // page
-        return Batch(tuple(map(self._row, plan.sequences)), 1, manifest is not None, relocated)
+        elif manifest is not None and self._asked is SwitchMode.PRECOPIED:
+            rest = self._rest(manifest, plan.mode)
+        rows = tuple(map(self._row, plan.sequences))
+        return Batch(rows, 1, manifest is not None, relocated, self._ahead_bytes(plan), rest)
 
     def advance(self, steps: int) -> None:
         """Steps are single here."""
@@ -177,6 +190,25 @@ class ScheduledMachine:
         if RULES[self.layout].history is KvHistory.OWNER:
             owner = self._scheduler.copies(step.seq)[0][0].rank
         return BatchRow(self._requests[step.seq].key, step.count, step.start, owner, int(step.sample))
+
+    def _rest(self, manifest: SwitchManifest, mode: SwitchMode) -> Rest:
+        units = self._units(manifest.layout_from, manifest.layout_to)
+        slice_bytes = self._arena.slot_bytes // self._arena.num_layers
+        pages = max(manifest.kv_bytes_per_layer, default=0) // slice_bytes
+        return Rest(mode, units.rest(self._arena.num_layers - len(manifest.ready_layers), pages))
+
+    def _ahead_bytes(self, plan: StepPlan) -> int | None:
+        if plan.precopy is None:
+            return 0 if plan.ahead else None
+        units = self._units(plan.layout, self._asked_for)
+        pages = Counter(move.dst for move in plan.precopy.moves)
+        return (
+            len(plan.precopy.weight_layers) * units.layer_weights
+            + max(pages.values(), default=0) * units.page
+        )
+
+    def _units(self, layout_from: Layout, layout_to: Layout) -> Units:
+        return Units.of(self._model, self._arena.page_size, layout_from, layout_to)
 
     def _results(self, plan: StepPlan) -> list[StepResult]:
         tokens: list[SampledToken] = []

@@ -19,6 +19,7 @@ from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout, Matrix
 from splash_core.layout.slots import ArenaMap, matrix_elements, page_bytes
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.fleet import Fleet
+from splash_core.units import STAGING_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class Shape:
     groups: Mapping[Role, int] = field(default_factory=lambda: {Role.PREFILL: 1, Role.DECODE: 1})
     chunk_tokens: int = 2048
     max_running: int = 256
+    precopy_bytes_per_step: int = STAGING_BYTES
     handoff_bps: float | None = None
     host_cores: int | None = None
     layouts: tuple[Layout, ...] = STANDARD_LAYOUTS
@@ -93,6 +95,7 @@ def _fleet(
         groups=shape.groups,
         chunk_tokens=shape.chunk_tokens,
         max_running=shape.max_running,
+        precopy_bytes_per_step=shape.precopy_bytes_per_step,
         handoff_bps=shape.handoff_bps,
         host_cores=shape.host_cores,
         **extra,

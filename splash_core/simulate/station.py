@@ -10,17 +10,19 @@ from dataclasses import replace
 from splash_core.dispatch.admission import Demand, GroupLoad
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
+from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.agenda import Order
 from splash_core.simulate.cores import CoreClock
-from splash_core.simulate.ledger import Switched
 from splash_core.simulate.machine import Batch, Machine
+from splash_core.simulate.moves import Moves
 from splash_core.simulate.pilots import Pilot
 from splash_core.simulate.pricing import Pricing
 from splash_core.simulate.runs import Run
 from splash_core.simulate.strides import Stride
 from splash_core.simulate.workload import Request
 from splash_core.simulate.world import World
+from splash_core.switch.manifest import SwitchMode
 
 
 class Station:
@@ -48,7 +50,9 @@ class Station:
         self._link_free_s = 0.0
         self._last_token: dict[int, float] = {}
         self._load: GroupLoad | None = None
-        self._switching: tuple[Layout, Snapshot] | None = None
+        self._recent_s = 0.0
+        """How long the last step took."""
+        self._moves = Moves(name, fleet=world.fleet, pricing=self._pricing, ledger=world.ledger)
         world.ledger.starts[name] = machine.layout
 
     # ------------------------------------------------------------------------------ requests
@@ -149,16 +153,21 @@ class Station:
         self._pump()
         self._load = None
         self.pilot.at_boundary(self._agenda.now, self._look, self._move, self.machine.limit_chunk)
+        if self._moves.copy_ahead:
+            link = LinkView(rate_bps=self._fleet.model.profile.link_bps, step_s=self._recent_s)
+            self.machine.leave_room(link, self._pending_bytes)
         batch = self.machine.begin(self._world.most_steps)
         if batch is not None:
             self._begin(batch)
-        self._switching = None
 
     def _begin(self, batch: Batch) -> None:
         now, layout = self._agenda.now, self.machine.layout
         self._clock.begin(now)
         step_s = self._pricing.step_s(batch, layout)
-        extra_s = self._extra_s(batch, step_s)
+        longer = self._moves.longer(batch, layout, now=now, step_s=step_s)
+        extra_s = longer.step_s
+        if longer.sent_s:
+            self._link_free_s = max(self._link_free_s, now) + longer.sent_s
         if batch.steps == 1:
             stride = Stride.of(now, 1, lambda _: step_s, extra_s=extra_s)
         else:
@@ -178,6 +187,7 @@ class Station:
         self._count(run, run.total)
         self._run = None
         self._clock.end(self._agenda.now)
+        self._recent_s = run.stride.lasting(run.total)
         if self.role is Role.PREFILL:
             self._push(run.batch)
         ended = self.machine.complete(run.total - run.done)
@@ -223,47 +233,21 @@ class Station:
             WaitingSequence(prompt_tokens=request.prompt_tokens, projected_output=request.max_tokens)
             for request, _ in self._queue
         ]
-        leaving = max(self._link_free_s - now, 0.0) * self._rate_bps
-        return replace(
-            self.machine.snapshot(now, queued),
-            pending_handoff_bytes=round(leaving) + self.inbound_bytes,
-            precopy_bytes_per_step=0,  # no simulated step copies ahead, so no decision may count on it
-        )
+        return replace(self.machine.snapshot(now, queued), pending_handoff_bytes=self._pending_bytes)
 
-    def _move(self, layout: Layout) -> str:
+    def _move(self, layout: Layout, mode: SwitchMode) -> str:
         snapshot = self.machine.snapshot(self._agenda.now, ())
-        why_not = self.machine.switch(layout)
+        why_not = self.machine.switch(layout, mode)
         if not why_not:
-            self._switching = (snapshot.layout, snapshot)
+            owners = snapshot.owned_tokens()
+            self._moves.ask(snapshot.layout, mode, owner_tokens=owners, free=self.pilot.free_switches)
         return why_not
 
-    def _extra_s(self, batch: Batch, step_s: float) -> float:
-        """By what the moves of a step make it longer."""
-        if self._switching is not None:
-            before, snapshot = self._switching
-            exposed_s, extra_s = 0.0, 0.0
-            if not self.pilot.free_switches:
-                owners = snapshot.owned_tokens()
-                layouts = before, self.machine.layout
-                cost = self._pricing.switch(*layouts, batch, owner_tokens=owners, step_s=step_s)
-                exposed_s, extra_s = cost.exposed_s, cost.total_s
-                # Pushes wait for the switch, which goes first on the link.
-                sent_s = cost.bytes_per_rank / self._fleet.model.profile.link_bps
-                self._link_free_s = max(self._link_free_s, self._agenda.now) + sent_s
-            self._ledger.switches.append(
-                Switched(
-                    time_s=self._agenda.now,
-                    group=self.name,
-                    layout_from=before,
-                    layout_to=self.machine.layout,
-                    exposed_s=exposed_s,
-                )
-            )
-            return extra_s
-        if batch.relocated_pages:
-            page_size = next(iter(self._fleet.capacities.values())).page_size
-            return self._pricing.relocation_s(batch, page_size, step_s=step_s)
-        return 0.0
+    @property
+    def _pending_bytes(self) -> int:
+        """Of handoffs under way, out of the group and into it."""
+        leaving = max(self._link_free_s - self._agenda.now, 0.0) * self._rate_bps
+        return round(leaving) + self.inbound_bytes
 
     @property
     def _rate_bps(self) -> float:

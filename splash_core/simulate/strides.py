@@ -73,6 +73,12 @@ class Stride:
         stretch = self.stretches[index]
         return self.start_s + stretch.begin_s + stretch.lasting(steps - stretch.first)
 
+    def lasting(self, step: int) -> float:
+        """Seconds of step `step`, from 1; what the first one takes more is left out."""
+        index = bisect.bisect_left(self.stretches, step, key=lambda stretch: stretch.first) - 1
+        stretch = self.stretches[index]
+        return stretch.step_s + stretch.slope_s * (step - 1 - stretch.first)
+
     def ended_by(self, now: float) -> int:
         """Steps that have ended at a time."""
         return bisect.bisect_right(range(1, self.steps + 1), now + _SLACK_S, key=self.end)

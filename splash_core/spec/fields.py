@@ -14,6 +14,23 @@ from splash_core.errors import ConfigError
 T = TypeVar("T")
 
 
+def parse_json(text: str | bytes) -> Any:
+    """JSON in which no object has a key twice; raises `ValueError`, which names such a key.
+
+    Of two values for one key the parser alone would keep the last, and say nothing.
+    """
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} stands twice in one object; keep one")
+    return found
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`.
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from splash_core.cost.model import CostModel
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
-from splash_core.policy.bundle import Recorder, replay
+from splash_core.policy.bundle import Recorder, bundle_of, replay
 from splash_core.policy.codec import decode, encode
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.snapshot import Snapshot
@@ -64,7 +64,7 @@ def test_a_bundle_replays_bit_for_bit(
     for pause, seen in steps:
         time += pause
         _, state = recorder.decide(replace(seen, time_s=time), config, state)
-    bundle = json.loads(json.dumps(recorder.bundle(), allow_nan=False))
+    bundle = json.loads(json.dumps(bundle_of(recorder.model, recorder.newest()), allow_nan=False))
     assert replay(bundle) == (len(steps), [])
 
 
@@ -74,13 +74,13 @@ class TestReplay:
         for tick in range(5):
             seen = snapshot(decoding(1, 1500), time_s=float(tick))
             _, state = recorder.decide(seen, PolicyConfig(confirm=2), state)
-        return json.loads(json.dumps(recorder.bundle()))
+        return json.loads(json.dumps(bundle_of(recorder.model, recorder.newest())))
 
     def test_the_newest_are_kept(self) -> None:
         bundle = self.bundle()
         assert replay(bundle) == (3, [])
         recorder = Recorder(MODEL)
-        assert replay(recorder.bundle()) == (0, [])
+        assert replay(bundle_of(recorder.model, recorder.newest())) == (0, [])
 
     def test_a_difference_is_named(self) -> None:
         bundle = self.bundle()

@@ -5,11 +5,12 @@ from hypothesis import strategies as st
 
 from splash_core.layout.layout import STANDARD_LAYOUTS
 from splash_core.scheduling.roles import Role
-from splash_core.simulate.cluster import Cluster, Detail
+from splash_core.simulate.cluster import Cluster, Course, Detail
 from splash_core.simulate.comparison import fixed_course, policy_course
 from splash_core.simulate.counted import CountedMachine
+from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.workload import Request, Workload
-from tests.support.simulated import assert_same_course, policies, small_fleet
+from tests.support.simulated import assert_same_course, copying_course, policies, small_fleet
 
 REQUESTS = st.lists(
     st.tuples(st.floats(0.0, 6.0), st.integers(1, 500), st.integers(1, 60), st.integers(0, 40)),
@@ -38,6 +39,20 @@ def workload_of(rows: list[tuple[float, int, int, int]]) -> Workload:
     )
 
 
+def holds(fleet: Fleet, course: Course, rows: list[tuple[float, int, int, int]]) -> None:
+    """Steps at once are single steps; everybody is served or refused, and nothing is held in the end."""
+    ledgers = []
+    for detail in (Detail.FAST, Detail.STEPS):
+        cluster = Cluster(fleet, course, detail=detail)
+        ledgers.append(cluster.run(workload_of(rows)))
+        for station in (station for stations in cluster.stations.values() for station in stations):
+            assert isinstance(station.machine, CountedMachine)
+            assert not any(station.machine.stray_pages())
+            assert station.machine.pages_held == 0
+    assert_same_course(*ledgers)
+    assert len(ledgers[0].finished) + ledgers[0].refused.total() == len(rows)
+
+
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, GROUPS, COURSES, st.integers(40, 200), st.integers(1, 12))
 def test_fast_forward_is_step_by_step(
@@ -49,13 +64,17 @@ def test_fast_forward_is_step_by_step(
 ) -> None:
     fleet = small_fleet(pages=pages, groups=groups, max_running=max_running, chunk_tokens=64)
     course = policy_course(fleet, EAGER) if fixed is None else fixed_course(fixed)  # type: ignore[arg-type]
-    ledgers = []
-    for detail in (Detail.FAST, Detail.STEPS):
-        cluster = Cluster(fleet, course, detail=detail)
-        ledgers.append(cluster.run(workload_of(rows)))
-        for station in (station for stations in cluster.stations.values() for station in stations):
-            assert isinstance(station.machine, CountedMachine)
-            assert not any(station.machine.stray_pages())
-            assert station.machine.pages_held == 0
-    assert_same_course(*ledgers)
-    assert len(ledgers[0].finished) + ledgers[0].refused.total() == len(rows)
+    holds(fleet, course, rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    REQUESTS, GROUPS, st.integers(40, 200), st.integers(1, 12), st.sampled_from([1 << 17, 1 << 20, 1 << 24])
+)
+def test_and_so_it_is_where_switches_copy_ahead(
+    rows: list[tuple[float, int, int, int]], groups: dict[Role, int], pages: int, max_running: int, rate: int
+) -> None:
+    fleet = small_fleet(
+        pages=pages, groups=groups, max_running=max_running, chunk_tokens=64, precopy_bytes_per_step=rate
+    )
+    holds(fleet, copying_course(fleet, EAGER), rows)

@@ -13,9 +13,11 @@ from splash_core.simulate.comparison import policy_course
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.generators import Size, generate
 from splash_core.simulate.ledger import Ledger
+from splash_core.simulate.pilots import Limit, Look, Move, Policy
 from splash_core.simulate.policies import Policies
 from splash_core.simulate.workload import Request, Scale, Workload
 from splash_core.spec.parts import IndexerSpec
+from splash_core.switch.manifest import SwitchMode
 from tests.support.policy_cases import SMOL, cost_model
 
 PAIR = {Role.PREFILL: 1, Role.DECODE: 1}
@@ -24,6 +26,21 @@ PAIR = {Role.PREFILL: 1, Role.DECODE: 1}
 def policies(text: str, *, start_s: float | None = None) -> Policies:
     """What a document says."""
     return Policies(document=parse_document(text), start_s=start_s)
+
+
+class CopiesAhead(Policy):
+    """A policy whose every switch is to be copied ahead, whatever that costs."""
+
+    def at_boundary(self, now: float, look: Look, move: Move, limit: Limit) -> None:
+        super().at_boundary(now, look, lambda layout, _: move(layout, SwitchMode.PRECOPIED), limit)
+
+
+def copying_course(fleet: Fleet, said: Policies) -> Course:
+    """Groups that go where their policy says, always copying ahead."""
+    return replace(
+        policy_course(fleet, said),
+        pilot=lambda role, name: CopiesAhead(fleet.model, said.of(fleet, role, name)),
+    )
 
 
 QUICK = policies("[all]\ndwell_s = 2.0\ninterval_s = 0.5")
@@ -79,9 +96,11 @@ def simulated(
 
 def assert_same_course(mine: Ledger, theirs: Ledger) -> None:
     """The same switches, placements and order of ends, at the same times."""
-    assert [(s.group, s.layout_from, s.layout_to) for s in mine.switches] == [
-        (s.group, s.layout_from, s.layout_to) for s in theirs.switches
-    ]
+
+    def made(ledger: Ledger) -> list[tuple[object, ...]]:
+        return [(s.group, s.layout_from, s.layout_to, s.mode, s.ahead_steps) for s in ledger.switches]
+
+    assert made(mine) == made(theirs)
     assert [(t.key, t.groups) for t in mine.finished] == [(t.key, t.groups) for t in theirs.finished]
     assert mine.refused == theirs.refused
     assert mine.steps == theirs.steps
@@ -89,4 +108,7 @@ def assert_same_course(mine: Ledger, theirs: Ledger) -> None:
     assert all(
         abs(a.first_s - b.first_s) < 1e-6 and abs(a.finished_s - b.finished_s) < 1e-6 for a, b in pairs
     )
-    assert all(abs(a.time_s - b.time_s) < 1e-6 for a, b in zip(mine.switches, theirs.switches, strict=True))
+    for a, b in zip(mine.switches, theirs.switches, strict=True):
+        assert abs(a.time_s - b.time_s) < 1e-6
+        assert abs(a.exposed_s - b.exposed_s) < 1e-9
+        assert abs(a.ahead_s - b.ahead_s) < 1e-9

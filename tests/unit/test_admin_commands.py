@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.cli import main
-from splash_core.policy.bundle import Recorder
+from splash_core.policy.bundle import Recorder, bundle_of
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.state import PolicyState
 from tests.support.admin_port import Admin
@@ -201,7 +201,11 @@ def test_a_bundle_is_written_and_replayed(
 ) -> None:
     recorder = Recorder(cost_model())
     recorder.decide(snapshot(decoding(1, 1500)), PolicyConfig(), PolicyState())
-    answer = {"groups": [{"group": "decode-0", "phase": "decode", "bundle": recorder.bundle()}]}
+    answer = {
+        "groups": [
+            {"group": "decode-0", "phase": "decode", "bundle": bundle_of(recorder.model, recorder.newest())}
+        ]
+    }
     admin.answers["GET /admin/decisions/bundle?last=9"] = (200, json.loads(json.dumps(answer)))
     file = tmp_path / "decisions.json"
     assert _splash(monkeypatch, "layout", "explain", "--last", "9", "--bundle", str(file)) == 0

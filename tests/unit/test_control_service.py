@@ -1,6 +1,8 @@
 """What an order over the wire means to the leader, zero and absent fields included."""
 
 import asyncio
+import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,13 +13,18 @@ import pytest
 from splash_core.config import GroupSettings
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import Layout
+from splash_core.leader import control
 from splash_core.leader.build import GroupBlueprint, draw_blueprint
 from splash_core.leader.control import ControlServicer
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
 from splash_core.pb import control_pb2, rank_pb2
+from splash_core.policy.bundle import Recorder, bundle_of, replay
+from splash_core.policy.config import PolicyConfig
 from splash_core.policy.snapshot import Phase
+from splash_core.policy.state import PolicyState
 from splash_core.switch.manifest import SwitchMode
+from tests.support.policy_cases import cost_model, decoding, snapshot
 
 CONTEXT = cast("grpc.aio.ServicerContext", None)
 
@@ -31,6 +38,7 @@ class Leader:
         self.steering = self
         self.holds: list[float | None] = []
         self.deadlines: list[float] = []
+        self.recorder = Recorder(cost_model())
 
     def set_layout(
         self, layout: Layout, mode: SwitchMode, *, hold_s: float | None
@@ -122,3 +130,21 @@ def test_a_deadline_of_zero_is_zero_and_an_absent_one_is_the_settings(
     leader = Leader()
     asyncio.run(servicer(leader).Drain(control_pb2.DrainRequest(deadline_s=deadline_s), CONTEXT))
     assert leader.deadlines == [waited_s]
+
+
+def test_a_bundle_is_written_beside_the_loop_that_plans_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, writers = Leader(), set[int]()
+    for context in (100, 200, 300):
+        leader.recorder.decide(snapshot(decoding(2, context)), PolicyConfig(), PolicyState())
+
+    def seen(*args: object) -> dict[str, object]:
+        writers.add(threading.get_ident())
+        return bundle_of(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(control, "bundle_of", seen)
+    blueprint = SimpleNamespace(group="g", phase=Phase.DECODE)
+    asked = ControlServicer(cast("GroupBlueprint", blueprint), cast("GroupLeader", leader))
+    result = asyncio.run(asked.Bundle(control_pb2.BundleRequest(last=2), CONTEXT))
+    assert (result.group, result.phase) == ("g", "decode")
+    assert replay(json.loads(result.bundle)) == (2, [])
+    assert writers.isdisjoint({threading.get_ident()})

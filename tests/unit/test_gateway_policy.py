@@ -76,7 +76,9 @@ def test_a_put_is_numbered_handed_over_and_shown(policy: Policy) -> None:
     assert [group["version"] for group in answer["groups"]] == [1, 1]
     assert [group["trouble"] for group in answer["groups"]] == [None, None]
     assert {change["key"] for change in answer["changes"]} == {"decode.margin", "group.decode-7.shadow"}
-    assert "no group is called 'decode-7'" in answer["warnings"][0]
+    (warning,) = answer["warnings"]
+    assert "no group is called 'decode-7'" in warning
+    assert [group["not_offered"] for group in answer["groups"]] == [[], []]
     told = policy.get()
     assert told["document"]["decode"] == {"margin": 0.2}
     assert told["groups"][1]["effective"]["margin"] == 0.2
@@ -121,6 +123,10 @@ def test_json_means_the_same(policy: Policy) -> None:
     answer = policy.http.put(policy.url, json={"all": {"margin": 0.3}}).json()
     assert answer["version"] == 1
     assert policy.put("[all]\nmargin = 0.3").json()["changed"] is False
+    twice = b'{"all": {"margin": 0.1, "confirm": 1, "margin": 0.2}}'
+    headers = {"content-type": "application/json"}
+    error = error_of(policy.http.put(policy.url, content=twice, headers=headers), 400)
+    assert "key 'margin' stands twice" in error["message"]
     error = error_of(policy.http.put(policy.url, json={"all": {"margin": None}}), 400)
     assert "all.margin: a number is required" in error["message"]
     error_of(policy.http.put(policy.url, json=[1]), 400)
@@ -140,7 +146,9 @@ def test_an_edit_of_another_version_is_refused(policy: Policy) -> None:
     etag = policy.http.get(policy.url).headers["etag"]
     assert policy.put("[all]\nmargin = 0.4", headers={"if-match": etag}).status_code == 200
     stale = policy.put("[all]\nmargin = 0.5", headers={"if-match": etag})
-    assert "version 2 is active, not 1" in error_of(stale, 409)["message"]
+    error = error_of(stale, 409)
+    assert "version 2 is active, not 1; get it (`splash policy get`)" in error["message"]
+    assert (error["type"], error["code"]) == ("conflict_error", "outdated")
     error_of(policy.put("[all]\nmargin = 0.5", params={"expected": "1"}), 409)
     assert error_of(policy.put("", params={"expected": "one"}), 400)["param"] == "expected"
     assert policy.put("[all]\nmargin = 0.5", headers={"if-match": "*"}).json()["version"] == 3
@@ -238,6 +246,10 @@ period_s = 0.3
 min_steps = 10
 [canary.try]
 margin = 0.4
+[[all.calendar]]
+from = "03:00"
+to = "03:01"
+margin = 0.9
 """
 
 
@@ -272,10 +284,20 @@ def test_a_canary_alone_is_tried_compared_and_concluded(
     record = told["canaries"][0]
     assert (record["verdict"], record["comparison"]["against"]) == (verdict, "by itself before")
     assert (told["version"], told["document"].get("decode", {}).get("margin")) == (2, margin)
+    assert record["reason"].endswith("; in their hours calendars set margin as before") == (
+        margin is not None
+    )
     assert told["source"].startswith("canary of decode-0: ")
     until(lambda: policy.versions_of("decode")[-1] == 2)
     shown = policy.http.get(f"{policy.router.admin_url}/admin/decisions?last=5&phase=decode").json()
     assert verdict in [entry.get("verdict") for entry in shown]
+
+
+def test_layouts_that_no_group_offers_are_told(policy: Policy) -> None:
+    answer = policy.put('[decode]\nallowed = ["TP", "CP"]').json()
+    assert answer["warnings"] == ["allowed: CP without effect for decode-0; its --layouts do not offer it"]
+    groups = policy.get()["groups"]
+    assert {group["phase"]: group["not_offered"] for group in groups} == {"prefill": [], "decode": ["CP"]}
 
 
 def test_an_edit_supersedes_a_canary_that_runs(policy: Policy) -> None:

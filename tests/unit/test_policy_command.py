@@ -133,8 +133,10 @@ def test_history_diff_and_rollback(
     admin.answers["POST /admin/policy/rollback"] = (200, EDIT)
     assert _splash(monkeypatch, "rollback", "1", "--expected", "2") == 0
     assert admin.asked[-1][2] == {"version": 1, "expected": 2}
-    admin.answers["POST /admin/policy/rollback"] = (409, {"error": {"message": "version 4 is active"}})
-    assert _splash(monkeypatch, "rollback", "1") == 3
+    stale = {"error": {"message": "version 4 is active; get it", "code": "outdated"}}
+    admin.answers["POST /admin/policy/rollback"] = (409, stale)
+    assert _splash(monkeypatch, "rollback", "1") == 1
+    assert "version 4 is active; get it (HTTP 409)" in capsys.readouterr().err
     assert _splash(monkeypatch, "rollback", "0") == 2
 
 

@@ -9,7 +9,7 @@ from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.policy.config import PolicyConfig, load_document, policy_at
 from splash_core.policy.document import MAX_DOCUMENT_BYTES, PolicyDocument, parse_document
-from splash_core.policy.in_force import why_not
+from splash_core.policy.in_force import not_offered, why_not
 from splash_core.policy.keys import KEYS
 from splash_core.policy.snapshot import Phase
 from splash_core.policy.toml import to_toml
@@ -92,6 +92,66 @@ def test_a_promoted_canary_stands_in_its_phase_and_is_not_hidden_by_its_group() 
     assert parse_document(FULL).without_trial().trial is None
 
 
+HOURLY = """
+[all]
+margin = 0.1
+[[all.calendar]]
+from = "00:00"
+to = "06:00"
+margin = 0.4
+confirm = 5
+[[decode.calendar]]
+from = "05:00"
+to = "07:00"
+margin = 0.5
+[group.decode-1]
+margin = 0.2
+[[group.decode-1.calendar]]
+from = "12:00"
+to = "13:00"
+margin = 0.6
+[canary]
+group = "decode-1"
+[canary.try]
+margin = 0.3
+"""
+
+
+def margins(document: PolicyDocument, group: str, phase: Phase = Phase.DECODE) -> list[float]:
+    hours = (1, 5, 6, 12, 20)
+    at = (policy_at(document, phase=phase, group=group, instant_s=hour * 3600.0) for hour in hours)
+    return [found.config.margin for found in at]
+
+
+def test_calendars_keep_their_hours_when_a_canary_is_promoted() -> None:
+    document = parse_document(HOURLY)
+    promoted = document.with_promoted(Phase.DECODE)
+    assert document.tried_in_hours(Phase.DECODE) == ("margin",)
+    assert margins(document, "decode-0") == [0.4, 0.5, 0.5, 0.1, 0.1]
+    assert margins(promoted, "decode-0") == [0.4, 0.5, 0.5, 0.3, 0.3]
+    assert margins(promoted, "decode-1") == [0.4, 0.5, 0.5, 0.6, 0.3]
+    assert margins(promoted, "prefill-0", Phase.PREFILL) == margins(document, "prefill-0", Phase.PREFILL)
+    # What the phase hid before from the calendar of all stays hidden.
+    hidden = parse_document(
+        HOURLY.replace("[[decode.calendar]]", "[decode]\nmargin = 0.7\n[[decode.calendar]]")
+    )
+    assert margins(hidden.with_promoted(Phase.DECODE), "decode-0") == [0.3, 0.5, 0.5, 0.3, 0.3]
+    assert parse_document(promoted.to_toml()) == promoted
+
+
+def test_layouts_that_a_group_does_not_offer_are_found_wherever_they_are_allowed() -> None:
+    document = parse_document(
+        '[decode]\nallowed = ["TP", "CP"]\n'
+        '[[group.x.calendar]]\nfrom = "01:00"\nto = "02:00"\nallowed = ["DP", "DOP"]'
+    )
+    offered = (Layout.TP, Layout.DP)
+    for group, layouts in (("x", (Layout.CP, Layout.DOP)), ("y", (Layout.CP,))):
+        assert not_offered(document, phase=Phase.DECODE, group=group, offered=offered) == layouts
+    assert not_offered(document, phase=Phase.PREFILL, group="y", offered=offered) == ()
+    assert document.named_groups == {"group.x": "x"}
+    assert parse_document(HOURLY).named_groups == {"group.decode-1": "decode-1", "canary.group": "decode-1"}
+
+
 def test_the_canonical_text_means_the_same_and_says_nothing_twice() -> None:
     document = parse_document(FULL)
     text = document.to_toml()
@@ -169,6 +229,11 @@ _HOURS = 'from = "08:00"\nto = "09:00"\n'
         ),
         ("[canary]\ngroup = 'x'\nminutes = 3\n[canary.try]\nmargin = 1", "canary.minutes: unknown key"),
         ("[canary]\ngroup = 'x'\ntolerance = true\n[canary.try]\nmargin = 1", "canary.tolerance: a number"),
+        (
+            "[all]\nmargin = 1\nmargin = 2\nconfirm = 3",
+            "Cannot overwrite a value (at line 3, column 11): margin = 2",
+        ),
+        ("[decode]\n[all]\n[decode]", "twice (at line 3, column 8): [decode]"),
         ("x = " + "[" * 20_000, "not TOML: nested too deeply"),
         ("x = " + "1" * 5_000, "not TOML"),
         ("#" * (MAX_DOCUMENT_BYTES + 1), f"longer than {MAX_DOCUMENT_BYTES} bytes"),

@@ -9,7 +9,7 @@ import pytest
 
 from services.prefill.partners import Partner, Partners
 from services.prefill.servicer import PrefillService
-from splash_core.errors import GroupFailed, InvalidRequest, SplashError, Unavailable
+from splash_core.errors import GroupFailed, InvalidRequest, Overloaded, SplashError, Unavailable
 from splash_core.ids import RankId, RequestId, SeqId, SlotId, StepId
 from splash_core.layout.ownership import PageCopy
 from splash_core.leader.build import GroupBlueprint
@@ -36,12 +36,14 @@ class Leader:
     def __init__(self) -> None:
         self.failure: SplashError | None = None
         self.added = 0
+        self.waiting = 0
+        """Prompt tokens that wait for room."""
         self.dropped: list[SeqId] = []
         self.pending_push_bytes = 0
         self.ended: list[int] = []
         self.scheduler = SimpleNamespace(
-            snapshot=lambda: SimpleNamespace(waiting=()),
-            count=lambda state: 0,
+            kv_tokens=lambda: SimpleNamespace(waiting=self.waiting),
+            count=lambda state: int(self.waiting > 0),
             add=self._add,
             pushes=SimpleNamespace(
                 outgoing=lambda seq, first: Outgoing(run=1, pages=1),
@@ -171,6 +173,25 @@ def test_a_group_that_ends_while_a_partner_is_met_is_not_joined(
 
         monkeypatch.setattr(Partners, "meet", meet)
         with pytest.raises(type(error), match=str(error)):
+            await service(leader).Run(REQUEST, CONTEXT)
+        assert leader.added == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("filled", ["before", "while a partner is met"])
+def test_a_queue_that_is_full_refuses_a_prompt(monkeypatch: pytest.MonkeyPatch, filled: str) -> None:
+    async def main() -> None:
+        leader = Leader()
+        leader.waiting = 98 if filled == "before" else 0
+
+        async def meet(self: Partners, lease: common_pb2.Lease) -> Partner:
+            del self, lease
+            leader.waiting = 98
+            return partner(Decode())
+
+        monkeypatch.setattr(Partners, "meet", meet)
+        with pytest.raises(Overloaded):
             await service(leader).Run(REQUEST, CONTEXT)
         assert leader.added == 0
 

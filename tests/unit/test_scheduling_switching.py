@@ -354,6 +354,7 @@ def test_a_snapshot_shows_batch_queue_and_pools() -> None:
         (r.context_tokens, r.step_rows, r.remaining_prompt, r.projected_output) for r in seen.running
     ] == [(2, 1, 0, 2), (2, 3, 4, 3)]
     assert [(w.prompt_tokens, w.projected_output) for w in seen.waiting] == [(5, 3), (9, 1)]
+    assert group.scheduler.kv_tokens().waiting == 5
     assert seen.pools[Layout.DP] == LayoutPool(feasible=True, total_tokens=12, free_tokens=10)
     assert seen.pools[Layout.DOP].total_tokens == 18
     assert not seen.pools[Layout.TP].feasible

@@ -166,3 +166,14 @@ def test_a_generated_workload_has_a_rate_and_no_speed() -> None:
     done = run("--workload", "ramp", "--speed", "3")
     assert isinstance(done.exception, ConfigError)
     assert "--speed 3 is for traces; ramp has --rate" in str(done.exception)
+
+
+def test_groups_that_the_policy_names_and_the_fleet_has_not_are_told(
+    options: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "policy.toml").write_text("[group.decode-7]\nshadow = true")
+    asked = [*options, "--policy", str(tmp_path / "policy.toml")]
+    warning = "group.decode-7: no simulated group is called 'decode-7'; there are prefill-0, decode-0"
+    told = json.loads(run(*asked, "--json").stdout.splitlines()[-1])
+    assert told["warnings"] == [warning]
+    assert "the policy's group.decode-7: no simulated group" in " ".join(run(*asked).stdout.split())

@@ -10,12 +10,12 @@ import pytest
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.policy.config import GroupPolicy, PolicyConfig
-from splash_core.policy.decision import Cause, Decision, Executor
+from splash_core.policy.decision import Cause, Decision
 from splash_core.policy.outlook import Outlook, outlooks
 from splash_core.policy.snapshot import Phase
 from splash_core.scheduling.roles import Role
 from splash_core.simulate import pilots
-from splash_core.simulate.cluster import Cluster, Detail
+from splash_core.simulate.cluster import Cluster
 from splash_core.simulate.comparison import oracle_course, policy_course
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.ledger import Ledger
@@ -34,25 +34,12 @@ def switches(ledger: Ledger) -> set[tuple[str, Layout]]:
     return {(switch.group, switch.layout_to) for switch in ledger.switches}
 
 
-def ran(fleet: Fleet, said: Policies, detail: Detail = Detail.FAST) -> tuple[Ledger, list[Decision]]:
-    cluster = Cluster(fleet, policy_course(fleet, said), detail=detail)
+def ran(fleet: Fleet, said: Policies) -> tuple[Ledger, list[Decision]]:
+    cluster = Cluster(fleet, policy_course(fleet, said))
     ledger = cluster.run(Workload(name="one", requests=tuple(batch_of(8, prompt=300, output=200))))
     stations = [station for stations in cluster.stations.values() for station in stations]
     steering = [station.pilot for station in stations if isinstance(station.pilot, Policy)]
     return ledger, [decision for pilot in steering for decision in pilot.decisions]
-
-
-@pytest.mark.parametrize("detail", Detail)
-def test_no_switch_is_decided_at_the_price_of_copies_ahead(detail: Detail) -> None:
-    # Overlapped switches break this bound, so a group that copies ahead would do that.
-    said = policies("[all]\ndwell_s = 2.0\ninterval_s = 0.5\nitl_bound_ms = 110.0")
-    ledger, decisions = ran(small_fleet(), said, detail)
-    decided = [decision for decision in decisions if decision.switches]
-    assert len(decided) == len(ledger.switches) > 0
-    for decision in decided:
-        assert decision.executor is Executor.OVERLAPPED
-        offered = decision.to_json()["inputs"]["executors"]
-        assert offered["precopied"] == {"refused": "this group does not copy ahead"}
 
 
 def test_a_pin_holds_a_group_and_a_group_of_its_own_name_only() -> None:
@@ -105,6 +92,27 @@ def test_a_pin_that_a_group_does_not_offer_is_refused_by_name() -> None:
         ran(few, policies('[decode]\npin = "CP"'))
 
 
+def test_what_no_simulated_group_heeds_is_said() -> None:
+    fleet = small_fleet(groups=PAIRS)
+    few = replace(fleet, capacities={layout: fleet.capacities[layout] for layout in (Layout.TP, Layout.DP)})
+    said = policies(
+        '[decode]\nallowed = ["DP", "CP"]\n[group.decode-1]\nmargin = 0.1\n[group.decode-2]\nshadow = true\n'
+        '[canary]\ngroup = "decode-9"\n[canary.try]\nmargin = 0.2'
+    )
+    strangers = [
+        f"{where}: no simulated group is called {name!r}; there are prefill-0, decode-0, decode-1"
+        for where, name in (("group.decode-2", "decode-2"), ("canary.group", "decode-9"))
+    ]
+    canary = "canary: it is not tried here"
+    odd = [f"allowed: CP without effect for decode-{index}, which cannot run it" for index in (0, 1)]
+    assert said.warnings(fleet) == (*strangers, canary)
+    assert said.warnings(few) == (*strangers, canary, *odd)
+    combined = small_fleet(groups={Role.COMBINED: 1})
+    (warning,) = policies("[prefill]\nshadow = true").warnings(combined)
+    assert warning.startswith("prefill: no simulated group follows it")
+    assert policies(EAGER).warnings(combined) == ()
+
+
 def test_the_oracle_compares_under_both_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
 
@@ -133,7 +141,7 @@ def test_chunks_are_limited_by_a_policy_that_acts_and_no_longer_than_it_holds() 
     limits: list[list[int | None]] = []
     for now in range(4):
         limits.append([])
-        pilot.at_boundary(float(now), lambda: seen, lambda _layout: "", limits[-1].append)
+        pilot.at_boundary(float(now), lambda: seen, lambda _layout, _mode: "", limits[-1].append)
     (first, *more) = limits[0]
     assert more == []
     assert first is not None

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from splash_core.errors import Conflict, GroupFailed
+from splash_core.ids import Epoch, StepId
 from splash_core.layout.layout import Layout
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.document import parse_document
 from splash_core.policy.in_force import PolicyInForce
 from splash_core.policy.snapshot import Phase
+from splash_core.scheduling.step import StepPlan
 from splash_core.switch.manifest import SwitchMode
 from tests.unit.test_steering import Bench, held_policy
+from tests.unit.test_steering import _switched as switched_event
 
 EAGER = PolicyConfig(confirm=1, dwell_s=0.0, margin=0.0, interval_s=0.0)
 
@@ -127,8 +130,6 @@ def test_a_pin_of_the_document_holds_and_one_by_hand_goes_before_it() -> None:
         bench.boundary(Layout.TP)
         assert bench.steering.pinned is Layout.DOP
         assert bench.scheduler.asked == [Layout.DOP]
-        with pytest.raises(Conflict, match="pinned to DOP; policy version 1 says so"):
-            bench.steering.set_layout(Layout.TP, SwitchMode.BLOCKING, hold_s=None)
         bench.steering.pin(Layout.CP)
         bench.boundary(Layout.DOP)
         assert bench.scheduler.asked == [Layout.DOP, Layout.CP]
@@ -138,6 +139,86 @@ def test_a_pin_of_the_document_holds_and_one_by_hand_goes_before_it() -> None:
         bench.boundary(Layout.CP)
         assert bench.steering.pinned is None
         assert not bench.steering.watches
+
+    _in_loop(scenario)
+
+
+PINNED = "[decode]\npin = 'DOP'\nenabled = false\ndwell_s = 0\ninterval_s = 0\nhold_s = 30"
+
+
+def switched(bench: Bench, layout: Layout, now: float) -> None:
+    """The scheduler has carried out what was asked."""
+    bench.scheduler.layout = layout
+    bench.now = now
+    plan = StepPlan(step=StepId(1), epoch=Epoch(4), layout=layout)
+    bench.steering.on_switched(switched_event(layout, Layout.DOP), plan, paused_s=0.0)
+
+
+def test_a_set_goes_before_a_pin_of_the_document_and_the_pin_returns_after_its_hold() -> None:
+    async def scenario() -> None:
+        bench = Bench(*[None] * 9)
+        bench.steering.set_policy(_version(1, PINNED))
+        bench.boundary(Layout.DOP)
+        assert bench.steering.pinned is Layout.DOP
+        answer = bench.steering.set_layout(Layout.TP, SwitchMode.BLOCKING, hold_s=None)
+        bench.boundary(Layout.DOP)
+        assert bench.scheduler.asked == [Layout.TP]
+        switched(bench, Layout.TP, 1.0)
+        assert (await answer).layout_to is Layout.TP
+        for now in (2.0, 29.0):
+            bench.now = now
+            bench.boundary(Layout.TP)
+            assert (bench.steering.pinned, bench.scheduler.asked) == (None, [Layout.TP])
+        bench.now = 30.5
+        bench.boundary(Layout.TP)
+        assert (bench.steering.pinned, bench.scheduler.asked) == (Layout.DOP, [Layout.TP, Layout.DOP])
+
+    _in_loop(scenario)
+
+
+@pytest.mark.parametrize("text", [PINNED, PINNED.replace("DOP", "CP")])
+def test_what_a_new_version_pins_holds_at_once(text: str) -> None:
+    async def scenario() -> None:
+        bench = Bench(*[None] * 9)
+        bench.steering.set_policy(_version(1, PINNED))
+        bench.boundary(Layout.DOP)
+        bench.steering.set_layout(Layout.TP, SwitchMode.BLOCKING, hold_s=None)
+        switched(bench, Layout.TP, 1.0)
+        bench.steering.set_policy(_version(2, text))
+        bench.boundary(Layout.TP)
+        assert bench.steering.pinned is (Layout.DOP if text is PINNED else Layout.CP)
+
+    _in_loop(scenario)
+
+
+def test_a_pin_waits_for_a_set_that_is_under_way_and_returns_where_it_is_refused() -> None:
+    async def scenario() -> None:
+        bench = Bench(None, Conflict("no"), None)
+        bench.steering.set_policy(_version(1, PINNED))
+        bench.boundary(Layout.DOP)
+        answer = bench.steering.set_layout(Layout.TP, SwitchMode.PRECOPIED, hold_s=0.0)
+        bench.now = 5.0
+        bench.boundary(Layout.DOP)
+        assert (bench.steering.pinned, bench.scheduler.asked) == (None, [Layout.TP])
+        bench.now = 6.0
+        bench.boundary(Layout.DOP)
+        with pytest.raises(Conflict, match="no"):
+            await answer
+        bench.now = 7.0
+        bench.boundary(Layout.DOP)
+        assert bench.steering.pinned is Layout.DOP
+
+    _in_loop(scenario)
+
+
+def test_a_set_to_where_the_document_pins_the_group_leaves_the_pin() -> None:
+    async def scenario() -> None:
+        bench = Bench(*[None] * 9)
+        bench.steering.set_policy(_version(1, PINNED))
+        bench.boundary(Layout.DOP)
+        bench.steering.set_layout(Layout.DOP, SwitchMode.BLOCKING, hold_s=None)
+        bench.boundary(Layout.DOP)
+        assert bench.steering.pinned is Layout.DOP
 
     _in_loop(scenario)
 
