@@ -137,6 +137,9 @@ class CostModel:
         per_layer = shares.steps * profile.layer_overhead_s + runs * profile.run_s
         per_layer += shares.home_rows * profile.row_s
         per_layer += shares.row_heads(self.spec.heads, Matrix.Q_B) * profile.head_s
+        if shares.merges:
+            parts = shares.total.rows * self.spec.heads
+            per_layer += shares.steps * profile.merge_s + parts * profile.part_s
         per_step = shares.steps * profile.step_overhead_s + shares.drawn * profile.draw_s
         per_step += shares.steps * profile.served_step_s + shares.total.samples * profile.served_token_s
         return self.spec.layers * per_layer + per_step

@@ -84,6 +84,10 @@ class HardwareProfile:
     """Per layer and head of a row for which a rank makes queries: rotations, copies, merging."""
     row_s: Annotated[float, Overhead(shown="per layer and row", first=0.005)] = 0.0
     """Per layer and row at home: norms, rotations, residuals."""
+    merge_s: Annotated[float, Overhead(shown="per layer that merges", first=0.25)] = 0.0
+    """Per layer in which ranks attend over parts of a history and rows are merged at home."""
+    part_s: Annotated[float, Overhead(shown="per layer and part of a head", first=0.0005)] = 0.0
+    """The same per head of a row that a rank attends for: packing parts, sending them home, merging."""
     draw_s: Annotated[float, Overhead(shown="per token drawn", first=0.5)] = 0.0
     """Per token drawn on a rank."""
     interference: Annotated[float, Given()] = 0.0

@@ -72,6 +72,11 @@ class Shares:
         """Whether the matrix is divided by heads."""
         return self.rule.projections[matrix] is Projection.SHARDED
 
+    @property
+    def merges(self) -> bool:
+        """Whether each rank attends over its part of a history, for all rows."""
+        return self.rule.history is KvHistory.STRIPED and self.storage is CpStorage.PASS_Q
+
     def row_heads(self, heads: int, matrix: Matrix) -> float:
         """Rows times heads that pass through `matrix` on the fullest rank."""
         if self.sharded(matrix):
