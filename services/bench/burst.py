@@ -84,7 +84,6 @@ def _accelerators(settings: BurstSettings) -> str:
 
 def _stack_settings(settings: BurstSettings, bursts: Sequence[Burst], arms: Sequence[Arm]) -> UpSettings:
     named = {layout for arm in arms for layout in arm.layouts.values()}
-    room = {} if settings.kv_bytes == 0 else {"kv_bytes": settings.kv_bytes}
     return UpSettings(
         model=settings.model,
         load_format=settings.load_format,
@@ -105,7 +104,7 @@ def _stack_settings(settings: BurstSettings, bursts: Sequence[Burst], arms: Sequ
         canary_every_s=0.0,
         port=0,
         admin_port=0,
-        **room,
+        kv_bytes=settings.kv_bytes,
     )
 
 
