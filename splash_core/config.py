@@ -126,7 +126,9 @@ class WorkerSettings(DeviceSettings):
 class GroupSettings(WorkerSettings):
     """One worker group: `splash prefill` or `splash decode`."""
 
-    group: str = setting("", "Name of the group; default: its phase and -0.")
+    group: str = setting(
+        "", "Name of the group, which no other one of its router has; default: its phase and -0."
+    )
     ranks: int = setting(2, "Ranks of the group, over all its nodes.", within=COUNT)
     layout: str = setting(
         "", "Layout at start; default TP for prefill, DP for decode.", choices=("", *LAYOUTS)

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from services.router.config import RouterConfig
 from services.router.correctness_check import Checker
+from services.router.correctness_hold import Holder
 from services.router.correctness_prompts import PromptBook
 from services.router.correctness_round import Questioner
 from services.router.correctness_watch import CorrectnessWatch
@@ -60,6 +61,7 @@ def correctness_watch(
     return CorrectnessWatch(
         registry=registry,
         checker=checker,
+        holder=Holder(registry=registry, clock=sources.monotonic),
         metrics=metrics,
         every_s=config.canary_every_s,
         clock=sources.monotonic,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.router.correctness_prompts import PromptBook
-from services.router.correctness_round import ANSWER_TOKENS, Questioner
+from services.router.correctness_round import ANSWER_TOKENS, Asking, Questioner
 from services.router.records import GroupRecord
 from services.router.registry import Registry
 from splash_core.dispatch.placement import Pair
@@ -73,28 +73,29 @@ class Checker:
         for load in (pair.prefill, pair.decode):
             await self.registry.refresh(load.address)
         mark = self.mark(pair)
-        if mark is None or (earlier is not None and not mark.asks_as(earlier.mark)):
+        if mark is None or mark.name != pair.names or (earlier and not mark.asks_as(earlier.mark)):
             raise Unavailable("the groups have changed meanwhile")
         return Round(time_s=self.wall(), mark=mark, answers=await self._asked(pair, mark))
 
     async def _asked(self, pair: Pair, mark: PairMark) -> tuple[Answer, ...]:
         """The answers, as long as nothing speaks against asking."""
-        asking = asyncio.ensure_future(self.questioner.ask(pair, mark.prompts))
+        asking = Asking()
+        answers = asyncio.ensure_future(self.questioner.ask(pair, mark.prompts, asking))
         try:
-            while not asking.done():
-                obstacle = self.questioner.obstacle(pair, mark.prompts, under_way=True)
+            while not answers.done():
+                obstacle = self.questioner.obstacle(pair, mark.prompts, asking)
                 if obstacle is not None:
                     raise Unavailable(obstacle)
-                await self._changed_or(asking)
-            return await asking
+                await self._changed_or(answers)
+            return await answers
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            answers.cancel()
+            await asyncio.gather(answers, return_exceptions=True)
 
-    async def _changed_or(self, asking: "asyncio.Future[tuple[Answer, ...]]") -> None:
+    async def _changed_or(self, answers: "asyncio.Future[tuple[Answer, ...]]") -> None:
         changed = asyncio.ensure_future(self.registry.wait_for_change())
         try:
-            await asyncio.wait({asking, changed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answers, changed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
             await asyncio.gather(changed, return_exceptions=True)

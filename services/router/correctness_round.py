@@ -8,9 +8,10 @@ it.
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.attempt import AttemptFailed, AttemptHooks, attempt
+from services.router.charge import Charge
 from services.router.correctness_prompts import Prompts
 from services.router.dispatch import Dispatcher
 from services.router.events import SequenceJob, Tokens
@@ -30,6 +31,17 @@ SAMPLING = SamplingParams(
 """Greedy, to the full length, behind everybody else."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Asking:
+    """A round under way: which of its requests may wait in a group, so that all others there are users'."""
+
+    charges: list[Charge] = field(default_factory=list[Charge])
+
+    def waiting(self, record: GroupRecord) -> int:
+        """At most so many of those that a group tells of as waiting."""
+        return sum(charge.may_wait(record) for charge in self.charges)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questioner:
     """Sends rounds."""
@@ -38,27 +50,27 @@ class Questioner:
     dispatcher: Dispatcher
     new_id: Callable[[], str]
 
-    def obstacle(self, pair: Pair, prompts: Prompts, *, under_way: bool) -> str | None:
+    def obstacle(self, pair: Pair, prompts: Prompts, asking: Asking | None = None) -> str | None:
         """Why the pair may not be asked now, or not any longer; None where it may.
 
         Args:
             pair: of groups, with their loads.
             prompts: to ask.
-            under_way: whether they have been sent already.
+            asking: how far that is, where they have been sent already.
         """
         if self.dispatcher.leaving or self.dispatcher.draining:
             return "the router is draining"
-        tokens = 0 if under_way else sum(len(prompt) + ANSWER_TOKENS for prompt in prompts)
+        tokens = 0 if asking else sum(len(prompt) + ANSWER_TOKENS for prompt in prompts)
         for load in (pair.prefill, pair.decode):
             record = self.registry.record(load.address)
             if record.trouble is not None:
                 return f"{record.label}: {record.trouble}"
-            if found := _saturation(record, load, own=len(prompts) if under_way else 0, tokens=tokens):
+            if found := _saturation(record, load, own=asking.waiting(record) if asking else 0, tokens=tokens):
                 return f"{record.label} is saturated: {found}"
         return None
 
-    async def ask(self, pair: Pair, prompts: Prompts) -> tuple[Answer, ...]:
-        """The answers to all prompts, asked at once; raises `SplashError`."""
+    async def ask(self, pair: Pair, prompts: Prompts, asking: Asking) -> tuple[Answer, ...]:
+        """The answers to all prompts, sent at once and followed in `asking`; raises `SplashError`."""
         name = f"canary-{self.new_id()}"
         jobs = [
             SequenceJob(request_id=f"{name}-{index}", prompt=prompt, sampling=SAMPLING)
@@ -66,7 +78,7 @@ class Questioner:
         ]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._answer(pair, job)) for job in jobs]
+                tasks = [group.create_task(self._answer(pair, job, asking)) for job in jobs]
         except ExceptionGroup as failed:
             raise self._cause(failed) from failed
         return tuple(task.result() for task in tasks)
@@ -80,20 +92,17 @@ class Questioner:
             self.registry.suspect(address)
         return first.cause
 
-    async def _answer(self, pair: Pair, job: SequenceJob) -> Answer:
+    async def _answer(self, pair: Pair, job: SequenceJob, asking: Asking) -> Answer:
         prefill, decode = pair.prefill.address, pair.decode.address
         demand = Demand(
             prompt_tokens=len(job.prompt), output_tokens=ANSWER_TOKENS, required_output_tokens=ANSWER_TOKENS
         )
         charge = self.registry.charge(prefill=prefill, decode=decode, demand=demand)
-
-        def first_token() -> None:
-            charge.prefilling = False
-
+        asking.charges.append(charge)
         hooks = AttemptHooks(
             leased=lambda: self.registry.leased(charge),
             prefilled=lambda _: None,
-            first_token=first_token,
+            first_token=lambda: self.registry.drawn(charge),
             decoded=lambda _: None,
         )
         workers = self.registry.workers
@@ -112,7 +121,7 @@ class Questioner:
 
 
 def _saturation(record: GroupRecord, load: GroupLoad, *, own: int, tokens: int) -> str | None:
-    """Whom a round would delay, in words; `own` of its requests may wait there already."""
+    """Whom a round would delay, in words; at most `own` of its requests wait there themselves."""
     waiting = 0 if record.state is None else record.state.waiting
     if waiting > own:
         return f"{waiting - own} requests wait"

@@ -1,11 +1,19 @@
-"""What the correctness canary tells of one pair of groups: last check, what it waits for, its alarm."""
+"""What the correctness canary tells of one pair of groups: last check, what it waits for, its alarm.
+
+Invariant: a pair that is not asked shows no value of the moment but its alarm; one that has ended, nothing.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.router.metrics import Metrics
 from splash_core.policy.correctness_notes import Finding, GroupMark, PairMark, PairName, Round
 from splash_core.policy.correctness_record import DriftRecord
+
+_PREFIX = "splash_correctness_canary"
+_ALARM, _DELTA, _TIME = "alarm", "last_delta", "last_check_timestamp_seconds"
+_COUNTS = ("checks_total", "drifts_total", "odd_total", "skipped_total", "gave_up_total")
 
 
 @dataclass(slots=True)
@@ -13,6 +21,11 @@ class PairStatus:
     """Of one pair, from the router's start."""
 
     pair: PairName
+    metrics: Metrics
+    mark: PairMark | None = None
+    """As it was when it was last to be asked."""
+    asked: bool = False
+    """Whether it is one of those that are asked now."""
     checks: int = 0
     drifts: int = 0
     last: Finding | None = None
@@ -27,10 +40,38 @@ class PairStatus:
     """After a check that came to nothing, monotonic."""
 
     @property
-    def labels(self) -> dict[str, str]:
-        """Of its metrics."""
+    def _labels(self) -> dict[str, str]:
         prefill, decode = self.pair
         return {"prefill": prefill, "decode": decode}
+
+    def count(self, name: str) -> None:
+        """One more of a counter."""
+        self.metrics.count(f"{_PREFIX}_{name}", 1, **self._labels)
+
+    def show(self) -> None:
+        """Its values of the moment; none of a check that is not followed by others."""
+        found = {_ALARM: float(self.alarm is not None)} if self.asked or self.alarm is not None else {}
+        if self.asked and self.last is not None:
+            found |= {_DELTA: self.last.comparison.largest, _TIME: self.last.round.time_s}
+        for name in (_ALARM, _DELTA, _TIME):
+            if name in found:
+                self.metrics.show(f"{_PREFIX}_{name}", found[name], **self._labels)
+            else:
+                self.metrics.hide(f"{_PREFIX}_{name}", **self._labels)
+
+    def forget(self) -> None:
+        """It does not exist any more: end all its series."""
+        for name in (_ALARM, _DELTA, _TIME, *_COUNTS):
+            self.metrics.forget(f"{_PREFIX}_{name}", **self._labels)
+
+    def obstruct(self, obstacle: str, *, now_s: float) -> bool:
+        """Note why it is not asked; True where there is a reason, and there was none before."""
+        begins = bool(obstacle) and not self.obstacle
+        if begins:
+            self.obstacle_since_s = now_s
+            self.count("skipped_total")
+        self.obstacle = obstacle
+        return begins
 
     def settle(self, pins: Mapping[str, str]) -> None:
         """End the alarm where answers are as they should be again, and nothing is held any longer.

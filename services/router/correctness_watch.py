@@ -7,35 +7,37 @@ group drains, fills up, or takes too long.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.router.correctness_check import Checker
+from services.router.correctness_hold import Holder
 from services.router.correctness_status import PairStatus
 from services.router.metrics import Metrics
 from services.router.registry import Registry
 from splash_core.dispatch.placement import Pair, covering
 from splash_core.errors import SplashError
-from splash_core.pb import control_pb2
-from splash_core.policy.correctness_notes import (
-    CanaryNotes,
-    Due,
-    Finding,
-    PairMark,
-    PairName,
-    Remedy,
-    Verdict,
-)
-from splash_core.policy.correctness_record import DriftRecord, Treated
+from splash_core.policy.correctness_notes import CanaryNotes, Due, Finding, PairMark, PairName, Verdict
+from splash_core.policy.correctness_record import DriftRecord
+from splash_core.policy.snapshot import Phase
 
 _LOG = logging.getLogger("splash.router")
-_PREFIX = "splash_correctness_canary"
 _KEPT = 64
-_PIN_TIMEOUT_S = 10.0
 _RETRY_S = 10.0
-"""After a check that came to nothing."""
+"""After whatever came to nothing."""
+_GONE_S = 600.0
+"""A group that has not answered for so long has gone, and what was known of it goes, too."""
 _URGENCY = (Due.SWITCH, Due.RESTART, Due.FIRST, Due.PERIOD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """A pair that is asked, or to be asked."""
+
+    pair: Pair
+    mark: PairMark
+    status: PairStatus
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class CorrectnessWatch:
 
     registry: Registry
     checker: Checker
+    holder: Holder
     metrics: Metrics
     every_s: float
     """Between two checks of a pair; 0: there are none at all."""
@@ -53,6 +56,8 @@ class CorrectnessWatch:
     _records: deque[DriftRecord] = field(default_factory=lambda: deque[DriftRecord](maxlen=_KEPT))
     _ended_s: float = 0.0
     """When the newest check ended: what groups told before is out of date."""
+    _not_before_s: float = 0.0
+    """After an error of its own."""
     _task: "asyncio.Task[None] | None" = None
 
     async def start(self) -> None:
@@ -70,23 +75,67 @@ class CorrectnessWatch:
         while True:
             try:
                 await self.look()
-            except Exception:  # a check that goes wrong must not end all that come later
+            except Exception:  # a look that goes wrong must not end all that come later
+                self._not_before_s = self.clock() + _RETRY_S
                 _LOG.exception("the correctness canary could not look")
             await self.registry.wait_for_change()
 
     async def look(self) -> None:
         """Make the most urgent check that is due and possible, if there is one."""
         now_s = self.clock()
+        if now_s < self._not_before_s:
+            return
+        pairs = self.registry.pairs()
+        self._tidy(pairs, now_s)
+        calls = self._asked(pairs, now_s)
         self._settle()
-        for pair, mark, due in self._due(now_s):
-            status = self._pairs.setdefault(mark.name, PairStatus(mark.name))
-            if now_s < status.not_before_s:
+        for due, call in self._due(calls, now_s):
+            if now_s < call.status.not_before_s:
                 continue
-            obstacle = self.checker.questioner.obstacle(pair, mark.prompts, under_way=False)
-            self._obstruct(status, obstacle or "")
+            obstacle = self.checker.questioner.obstacle(call.pair, call.mark.prompts)
+            self._obstruct(call.status, obstacle or "")
             if obstacle is None:
-                await self._check(pair, mark, due)
+                await self._check(call, due)
                 return
+
+    def _tidy(self, pairs: Sequence[Pair], now_s: float) -> None:
+        """Forget groups that have gone, and pairs that can serve together no longer."""
+        records = self.registry.records()
+        here = {record.label for record in records if now_s - record.answered_at_s < _GONE_S}
+        ready = {record.label for record in records if record.trouble is None}
+        together = {pair.names for pair in pairs}
+        for name, status in list(self._pairs.items()):
+            if not {*name} <= here:
+                self._end(status, f"{' and '.join(sorted({*name} - here))} has gone")
+            elif name not in together and {*name} <= ready:
+                self._end(status, "the two do not fit together any more")
+        if gone := set(self._notes.checked) - here:
+            self._notes = self._notes.without(gone)
+
+    def _end(self, status: PairStatus, cause: str) -> None:
+        """A pair does not exist any more, and nor does its alarm."""
+        if status.alarm is not None:
+            fields = {"pair": list(status.pair), "cause": cause, "held": dict(status.held)}
+            _LOG.warning("alarm of a pair that has ended", extra={"fields": fields})
+        status.forget()
+        del self._pairs[status.pair]
+
+    def _asked(self, pairs: Sequence[Pair], now_s: float) -> list[_Call]:
+        """Those that are asked: few that have every group, and any whose alarm waits for right answers."""
+        cover = covering(pairs)
+        alarmed = {name for name, status in self._pairs.items() if status.alarm is not None}
+        asked: list[_Call] = []
+        for pair in (*cover, *(pair for pair in pairs if pair.names in alarmed and pair not in cover)):
+            mark = self.checker.mark(pair)
+            if mark is not None:
+                status = self._pairs.setdefault(mark.name, PairStatus(mark.name, self.metrics))
+                asked.append(_Call(pair=pair, mark=mark, status=status))
+        names = {call.mark.name for call in asked}
+        for name, status in self._pairs.items():
+            status.asked = name in names
+            if not status.asked:
+                status.obstruct("", now_s=now_s)
+        return asked
 
     def _settle(self) -> None:
         """End alarms that are over."""
@@ -97,105 +146,89 @@ class CorrectnessWatch:
         }
         for status in self._pairs.values():
             status.settle(pins)
-            self._show(status)
+            status.show()
 
-    def _due(self, now_s: float) -> list[tuple[Pair, PairMark, Due]]:
+    def _due(self, asked: Sequence[_Call], now_s: float) -> list[tuple[Due, _Call]]:
         """What is to be asked, the most urgent first."""
-        found: list[tuple[Pair, PairMark, Due]] = []
-        for pair in covering(self.registry.pairs()):
-            mark = self.checker.mark(pair)
-            known = [self.registry.record(load.address).asked_at_s for load in (pair.prefill, pair.decode)]
-            if mark is None or min(known) < self._ended_s:
+        found: list[tuple[Due, _Call]] = []
+        for call in asked:
+            loads = call.pair.prefill, call.pair.decode
+            if min(self.registry.record(load.address).asked_at_s for load in loads) < self._ended_s:
                 continue
-            due = self._notes.due(mark, now_s=now_s, every_s=self.every_s)
-            if due is not None:
-                found.append((pair, mark, due))
-        asked_s = self._notes.asked_s
-        found.sort(key=lambda entry: (_URGENCY.index(entry[2]), asked_s.get(entry[1].name, 0.0)))
+            call.status.mark = call.mark
+            due = self._notes.due(call.mark, now_s=now_s, every_s=self.every_s)
+            if due is None:
+                call.status.obstruct("", now_s=now_s)
+            else:
+                found.append((due, call))
+        found.sort(key=lambda entry: (_URGENCY.index(entry[0]), self._notes.asked_s(entry[1].mark.name)))
         return found
 
-    async def _check(self, pair: Pair, mark: PairMark, due: Due) -> None:
+    async def _check(self, call: _Call, due: Due) -> None:
         """One check, and what follows from it."""
-        notes, status = self._notes, self._pairs[mark.name]
+        notes, status = self._notes, call.status
         try:
-            finding = await self.checker.check(pair, due, notes.reference(mark))
-        except SplashError as error:
-            status.not_before_s = self.clock() + _RETRY_S
-            self._obstruct(status, f"given up: {error}")
-            self._count("gave_up_total", status)
+            finding = await self.checker.check(call.pair, due, notes.reference(call.mark))
+        except Exception as error:
+            self._gave_up(status, error)
             return
         finally:
             self._ended_s = self.clock()
         if self._notes is not notes:
             return  # reset meanwhile
         if finding.verdict is Verdict.DRIFT:
-            await self._drifted(pair, finding, status)
+            record = await self._treated(call, finding)
+            if self._notes is not notes:
+                return  # reset meanwhile; what was pinned stays so, and is in the records
+            status.drifted(record)
         self._notes = notes.after(finding, now_s=self._ended_s)
         status.checks, status.last = status.checks + 1, finding
         self._tell(finding, status)
 
-    async def _drifted(self, pair: Pair, finding: Finding, status: PairStatus) -> None:
-        """Raise the alarm, and hold what may be at fault."""
-        addresses = {load.group: load.address for load in (pair.prefill, pair.decode)}
-        treated = tuple(
-            [await self._treat(one, addresses[one.mark.group]) for one in self._notes.remedies(finding)]
-        )
+    def _gave_up(self, status: PairStatus, error: Exception) -> None:
+        """A check has found nothing; the next attempt is a while later, whatever the reason."""
+        status.not_before_s = self.clock() + _RETRY_S
+        told = str(error) if isinstance(error, SplashError) else f"{type(error).__name__}: {error}"
+        self._obstruct(status, f"given up: {told}")
+        status.count("gave_up_total")
+        if not isinstance(error, SplashError):
+            _LOG.error("the correctness canary failed", exc_info=error)
+
+    async def _treated(self, call: _Call, finding: Finding) -> DriftRecord:
+        """Hold what may be at fault; what was found and done."""
+        addresses = {Phase.PREFILL: call.pair.prefill.address, Phase.DECODE: call.pair.decode.address}
+        remedies = self._notes.remedies(finding)
+        treated = tuple([await self.holder.treat(one, addresses[one.mark.phase]) for one in remedies])
         record = DriftRecord(finding=finding, treated=treated)
-        status.drifted(record)
         self._records.append(record)
-        self._count("drifts_total", status)
+        call.status.count("drifts_total")
         held = [one.reason for one in treated]
         _LOG.error("answers have changed", extra={"fields": {"cause": record.reason, "remedies": held}})
-
-    async def _treat(self, remedy: Remedy, address: str) -> Treated:
-        """Pin a group, as `splash layout pin` does."""
-        if not remedy.to:
-            return Treated(remedy=remedy)
-        try:
-            async with asyncio.timeout(_PIN_TIMEOUT_S):
-                await self.registry.workers[address].pin(control_pb2.PinRequest(layout=remedy.to))
-        except TimeoutError:
-            return Treated(remedy=remedy, trouble=f"no answer within {_PIN_TIMEOUT_S:g} s")
-        except SplashError as error:
-            return Treated(remedy=remedy, trouble=str(error))
-        self.registry.suspect(address)
-        return Treated(remedy=remedy)
+        return record
 
     def _tell(self, finding: Finding, status: PairStatus) -> None:
         """Count and show a check that has found something."""
-        self._count("checks_total", status)
+        status.count("checks_total")
         if finding.odd is not None:
-            self._count("odd_total", status)
+            status.count("odd_total")
             _LOG.warning("answers differed once", extra={"fields": {"cause": finding.odd.reason}})
         if finding.verdict is Verdict.REFERENCE:
             _LOG.info("reference answers kept", extra={"fields": {"groups": finding.round.mark.layouts}})
-        labels = status.labels
-        self.metrics.show(f"{_PREFIX}_last_delta", finding.comparison.largest, **labels)
-        self.metrics.show(f"{_PREFIX}_last_check_timestamp_seconds", finding.round.time_s, **labels)
-        self._show(status)
-
-    def _show(self, status: PairStatus) -> None:
-        self.metrics.show(f"{_PREFIX}_alarm", status.alarm is not None, **status.labels)
-
-    def _count(self, name: str, status: PairStatus) -> None:
-        self.metrics.count(f"{_PREFIX}_{name}", 1, **status.labels)
+        status.show()
 
     def _obstruct(self, status: PairStatus, obstacle: str) -> None:
         """Note why a check that is due is not made; told once for as long as there is a reason."""
-        if obstacle and not status.obstacle:
-            status.obstacle_since_s = self.clock()
-            self._count("skipped_total", status)
+        if status.obstruct(obstacle, now_s=self.clock()):
             fields = {"pair": list(status.pair), "cause": obstacle}
             _LOG.info("correctness canary waits", extra={"fields": fields})
-        status.obstacle = obstacle
 
     def reset(self) -> None:
         """Forget references and alarms: the next answers are the new references."""
-        self._notes = CanaryNotes()
+        self._notes, self._not_before_s = CanaryNotes(), 0.0
         for status in self._pairs.values():
             status.end_alarm()
             status.not_before_s = 0.0
-            self._show(status)
+            status.show()
         _LOG.info("correctness canary reset")
 
     def alarm_of(self, group: str) -> str | None:
@@ -214,9 +247,10 @@ class CorrectnessWatch:
         return {
             "every_s": self.every_s,
             "alarms": sum(status.alarm is not None for status in pairs),
-            "pairs": [
-                status.to_json(self._notes.references.get(status.pair), now_s=self.clock())
-                for status in pairs
-            ],
+            "pairs": [self._pair_json(status) for status in pairs],
             "drifts": [record.to_json() for record in self._records],
         }
+
+    def _pair_json(self, status: PairStatus) -> dict[str, Any]:
+        reference = None if status.mark is None else self._notes.reference(status.mark)
+        return status.to_json(reference, now_s=self.clock())

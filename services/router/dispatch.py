@@ -12,8 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from services.router.attempt import AttemptFailed, AttemptHooks, attempt, score
+from services.router.charge import Charge
 from services.router.events import Finished, SequenceEvent, SequenceJob
-from services.router.registry import Charge, Registry, no_worker
+from services.router.registry import Registry, no_worker
 from services.router.timeline import Timeline
 from splash_core.dispatch.admission import (
     Demand,
@@ -205,7 +206,7 @@ class Dispatcher:
             timeline.mark("leased")
 
         def first_token() -> None:
-            charge.prefilling = False
+            self.registry.drawn(charge)
             timeline.mark("first_token")
 
         hooks = AttemptHooks(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from services.router.dispatch import Dispatcher
-from services.router.metrics import Sample
+from services.router.metrics import TRAFFIC, Sample
 from services.router.records import GroupRecord
 from services.router.registry import Registry
 
@@ -46,6 +46,7 @@ def gauges(registry: Registry, dispatcher: Dispatcher) -> Iterable[Sample]:
             yield "splash_step_measured_ratio", of, seen.ratio
             yield "splash_step_drift", of, seen.drifting
         yield "splash_group_policy_version", labels, state.policy.version
-        for sample in state.traffic:
+        # A leader of another version may tell of more.
+        for sample in (sample for sample in state.traffic if sample.name in TRAFFIC):
             of = (*labels, ("class", sample.traffic), ("peer", sample.peer))
             yield f"splash_traffic_{sample.name}", of, sample.value

@@ -1,6 +1,7 @@
 """Counters and histograms of the gateway in Prometheus' text form.
 
-Invariant: every metric's name, unit and meaning stand in one table here.
+Invariant: every metric's name, unit and meaning stand in one table here; a name that does not is an error
+where it is counted, shown or rendered, never a sample that is missing.
 """
 
 import math
@@ -8,9 +9,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from splash_core.errors import InvariantBroken
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-_TRAFFIC: Mapping[str, tuple[str, str]] = {
+TRAFFIC: Mapping[str, tuple[str, str]] = {
     "bytes_total": ("counter", "Bytes that a group has moved, by class of traffic and peer."),
     "operations_total": ("counter", "Moves of a group that have ended, well or not."),
     "failures_total": ("counter", "Moves of a group that failed or were cancelled."),
@@ -62,7 +65,7 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "splash_policy_version": ("gauge", "Active version of the policy."),
     "splash_policy_rejected_total": ("counter", "Edits of the policy that were not valid, by source."),
     **{f"splash_correctness_canary_{name}": entry for name, entry in _CORRECTNESS.items()},
-    **{f"splash_traffic_{name}": entry for name, entry in _TRAFFIC.items()},
+    **{f"splash_traffic_{name}": entry for name, entry in TRAFFIC.items()},
 }
 
 Labels = tuple[tuple[str, str], ...]
@@ -103,28 +106,49 @@ class Metrics:
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Add to a counter."""
-        self._counters[(name, tuple(sorted(labels.items())))] += amount
+        self._counters[_series(name, labels)] += amount
 
     def show(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        self._shown[(name, tuple(sorted(labels.items())))] = value
+        self._shown[_series(name, labels)] = value
+
+    def hide(self, name: str, **labels: str) -> None:
+        """End a gauge that has no value any more."""
+        self._shown.pop(_series(name, labels), None)
+
+    def forget(self, name: str, **labels: str) -> None:
+        """End a series whose subject has gone: gauge or counter."""
+        self.hide(name, **labels)
+        self._counters.pop(_series(name, labels), None)
 
     def render(self, gauges: Iterable[Sample]) -> str:
         """The whole page; `gauges` are values of the moment."""
         samples = [(name, labels, float(value)) for (name, labels), value in self._counters.items()]
         samples += [(name, labels, value) for (name, labels), value in self._shown.items()]
         samples += [*self.ttft.samples(), *self.itl.samples(), *gauges]
+        families: dict[str, list[str]] = {name: [] for name in _HELP}
+        for sample in samples:
+            families[_family(sample[0])].append(_line(sample))
         lines: list[str] = []
         for name, (kind, text) in _HELP.items():
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            lines += [_line(sample) for sample in samples if _family(sample[0]) == name]
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *families[name]]
         return "\n".join(lines) + "\n"
+
+
+def _series(name: str, labels: Mapping[str, str]) -> tuple[str, Labels]:
+    return _declared(name), tuple(sorted(labels.items()))
 
 
 def _family(name: str) -> str:
     for suffix in ("_bucket", "_sum", "_count"):
         if name.removesuffix(suffix) in _HELP:
             return name.removesuffix(suffix)
+    return _declared(name)
+
+
+def _declared(name: str) -> str:
+    if name not in _HELP:
+        raise InvariantBroken(f"metric {name!r} is not declared; add it to services/router/metrics.py")
     return name
 
 

@@ -122,9 +122,11 @@ class CanaryWatch:
 
 
 def _seen(record: GroupRecord, order: Order | None, active: PolicyVersion) -> Seen | None:
-    """A group as a canary sees it; None while it cannot be asked, or follows another version."""
+    """A group as a canary sees it; None while it cannot be asked or follows another version."""
     state = record.state
-    if record.error is not None or state is None or order is None or state.phase != record.phase:
+    if record.error is not None or record.refused is not None or state is None:
+        return None
+    if order is None or state.phase != record.phase:
         return None
     return Seen(
         phase=Phase(record.phase),

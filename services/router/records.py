@@ -19,6 +19,8 @@ class GroupRecord:
     state: control_pb2.GroupState | None = None
     mismatch: str | None = None
     """How its model differs from the router's, if it does."""
+    clash: str | None = None
+    """Which other group has its name, if one does that was here first."""
     asked_at_s: float = 0.0
     """Monotonic time at which the newest state was asked for."""
     answered_at_s: float = 0.0
@@ -28,8 +30,16 @@ class GroupRecord:
 
     @property
     def label(self) -> str:
-        """The group's name, or where it should be."""
-        return self.description.group if self.description is not None else f"{self.phase} at {self.address}"
+        """The group's name, or where it should be; no two groups have the same."""
+        if self.description is None:
+            return f"{self.phase} at {self.address}"
+        name = self.description.group
+        return name if self.clash is None else f"{name} at {self.address}"
+
+    @property
+    def refused(self) -> str | None:
+        """Why this router never gives the group requests, however ready it is; None when it does."""
+        return self.mismatch or self.clash
 
     @property
     def trouble(self) -> str | None:
@@ -40,8 +50,8 @@ class GroupRecord:
             return "has not answered yet"
         if self.description.phase != self.phase:
             return f"is a {self.description.phase} group but was configured as {self.phase}"
-        if self.mismatch is not None:
-            return self.mismatch
+        if self.refused is not None:
+            return self.refused
         if self.state.state != "ready":
             return f"is {self.state.state}" + (f": {self.state.failure}" if self.state.failure else "")
         return None

@@ -1,7 +1,7 @@
 """The groups of one deployment, kept in memory and refreshed by asking their leaders.
 
-Invariant: a group is given requests only while its last answer says that it is ready; an answer that is late
-keeps the last one (busy is not dead), a refused connection does not.
+Invariants: a group is given requests only while its last answer says that it is ready; an answer that is late
+keeps the last one (busy is not dead), a refused connection does not. No two groups have the same label.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from services.router.charge import Charge
+from services.router.naming import clash_of, renamed_by
 from services.router.pairing import compatible, why_not_ready
 from services.router.records import GroupRecord
 from services.router.worker import Worker
@@ -22,17 +24,6 @@ from splash_core.pb import common_pb2, control_pb2
 _LOG = logging.getLogger("splash.router")
 
 PHASES = ("prefill", "decode")
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Charge:
-    """One sequence on its way: counted against its groups until they report it themselves."""
-
-    prefill: str
-    decode: str | None
-    demand: Demand
-    leased_at_s: float | None = None
-    prefilling: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +105,11 @@ class Registry:
     def limits(self) -> DeploymentLimits | None:
         """What the pairs of groups can hold; None before both phases are known."""
         prefills, decodes = (
-            [_limits(record.description) for record in self.records(phase) if record.description is not None]
+            [
+                _limits(record.description)
+                for record in self.records(phase)
+                if record.description is not None and record.refused is None
+            ]
             for phase in PHASES
         )
         if not prefills or not decodes:
@@ -164,6 +159,10 @@ class Registry:
         """The decode group has admitted the sequence: its next state includes it."""
         charge.leased_at_s = self._clock()
 
+    def drawn(self, charge: Charge) -> None:
+        """Its first token is here: its prompt no longer waits for anything."""
+        charge.drawn_at_s = self._clock()
+
     def discharge(self, charge: Charge) -> None:
         """The sequence has ended; look at its group soon if somebody may wait for the room."""
         self._charges.discard(charge)
@@ -193,15 +192,28 @@ class Registry:
         except SplashError as error:
             self._note_failure(address, error)
             return
-        self._records[address] = GroupRecord(
-            address=address,
-            phase=record.phase,
-            description=description,
-            state=state,
-            mismatch=self._served.mismatch(description.abi) if self._served else None,
-            asked_at_s=asked_at_s,
-            answered_at_s=self._clock(),
+        self._note(
+            GroupRecord(
+                address=address,
+                phase=record.phase,
+                description=description,
+                state=state,
+                mismatch=self._served.mismatch(description.abi) if self._served else None,
+                clash=clash_of(address, description.group, self.records()),
+                asked_at_s=asked_at_s,
+                answered_at_s=self._clock(),
+            )
         )
+
+    def _note(self, record: GroupRecord) -> None:
+        """Take an answer, and whose name it ends."""
+        before = self._records[record.address]
+        self._records[record.address] = record
+        if record.refused is not None and record.refused != before.refused:
+            fields = {"group": record.label, "address": record.address, "cause": record.refused}
+            _LOG.error("group refused", extra={"fields": fields})
+        for other in renamed_by(record, self.records()):
+            self._records[other.address] = other
 
     def _note_failure(self, address: str, error: SplashError) -> None:
         record = self._records[address]
@@ -244,7 +256,9 @@ class Registry:
             kv_tokens_projected=record.state.kv_tokens_projected
             + sum(charge.demand.kv_tokens for charge in unseen),
             sequences=record.state.running + record.state.waiting + len(unseen),
-            prompt_tokens_pending=sum(charge.demand.prompt_tokens for charge in mine if charge.prefilling),
+            prompt_tokens_pending=sum(
+                charge.demand.prompt_tokens for charge in mine if charge.drawn_at_s is None
+            ),
         )
 
 

@@ -36,6 +36,11 @@ class Pair:
     decode: GroupLoad
 
     @property
+    def names(self) -> tuple[str, str]:
+        """Of the two groups."""
+        return self.prefill.group, self.decode.group
+
+    @property
     def limits(self) -> Limits:
         """How long a request the two can ever serve."""
         return pair_limits(self.prefill.limits, self.decode.limits)
@@ -68,7 +73,7 @@ def place(
 
 def covering(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     """Few of the pairs in which each of their groups takes part, in a fixed order."""
-    left = sorted(pairs, key=lambda pair: (pair.prefill.group, pair.decode.group))
+    left = sorted(pairs, key=lambda pair: pair.names)
     missing = {group for pair in left for group in _addresses(pair)}
     chosen: list[Pair] = []
     while missing:

@@ -241,7 +241,7 @@ class Steering:
             self._scheduler.limit_chunk(None)
         if self._wish is None and now >= (self._state.hold_until_s or now):
             self._pins.give_back()
-        self._hold(self._pins.held(self._now.pin))
+        self._hold(self._pins.follow(self._now.pin))
 
     def _hold(self, layout: Layout | None) -> None:
         """Pinned to a layout from now on, or to none."""

@@ -12,8 +12,6 @@ from splash_core.policy.snapshot import Phase
 from splash_core.policy.step_totals import StepTotals
 from splash_core.policy.trial import Metric, Trial
 
-_LESS_IS_BETTER = frozenset({Metric.STEP_MS, Metric.ITL_MS, Metric.TTFT_MS})
-
 
 class CanaryVerdict(StrEnum):
     """What follows from a canary."""
@@ -58,8 +56,7 @@ class Comparison:
         """By which part it is better (above 0) or worse; None where it cannot be said."""
         if self.tried is None or not self.reference:
             return None
-        more = self.tried / self.reference - 1
-        return -more if self.metric in _LESS_IS_BETTER else more
+        return self.metric.better.value * (self.tried / self.reference - 1)
 
     @property
     def verdict(self) -> CanaryVerdict:

@@ -1,14 +1,16 @@
 """What the correctness canary remembers, what is to be asked next, and what follows from an answer. Pure.
 
     no reference ──▶ two rounds that agree ──▶ reference
-    reference ──▶ a switch, a restart, or the period is over ──▶ a round ──▶ SAME
-                                                                   └─▶ again at once ──▶ SAME (odd) | DRIFT
+    reference ──▶ a new pair, a switch, a restart, or the period is over ──▶ a round ──▶ SAME
+                                                          └─▶ again at once ──▶ SAME (odd) | DRIFT
 
-Invariants: a reference never changes; a group's good mark is one under which answers were as in a reference;
-what has drifted is held in the layout of its last good mark, else where it is.
+Invariants: a question has one reference, whichever pair is asked, and it never changes; a group's good mark
+is one under which answers were as in a reference, or became the first one of its model; what has drifted is
+held in the layout of its last good mark, else where it is.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -18,6 +20,8 @@ from splash_core.policy.snapshot import Phase
 
 PairName = tuple[str, str]
 """Names of a prefill and a decode group."""
+GoodName = tuple[str, str, str]
+"""A group, the checkpoint and the element type that it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,14 @@ class GroupMark:
         """Whether it has neither switched nor restarted since."""
         return other is not None and (self.incarnation, self.epoch) == (other.incarnation, other.epoch)
 
-    def switched_since(self, other: "GroupMark | None") -> bool:
+    def switched_since(self, other: "GroupMark") -> bool:
         """Whether it is in the same life, and has switched."""
-        return other is not None and self.incarnation == other.incarnation and self.epoch != other.epoch
+        return self.incarnation == other.incarnation and self.epoch != other.epoch
+
+    def left(self, good: "GroupMark") -> bool:
+        """Whether it has switched since it was good, or is in another layout, as after a restart."""
+        begun = good.epoch if self.incarnation == good.incarnation else 0
+        return self.epoch != begun or self.layout != good.layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,10 @@ class PairMark:
         """Whether answers of the two can be compared."""
         return (self.model, self.dtype, self.prompts) == (other.model, other.dtype, other.prompts)
 
+    def good_name(self, group: GroupMark) -> GoodName:
+        """Under what the notes have a group's good mark while it serves what the pair serves."""
+        return group.group, self.model, self.dtype
+
     @property
     def layouts(self) -> str:
         """As people read them."""
@@ -87,6 +100,7 @@ class Due(StrEnum):
     """Why a pair is to be asked."""
 
     FIRST = "first answers"
+    """Of this pair; they become the reference where there is none."""
     SWITCH = "a switch"
     RESTART = "a restart"
     PERIOD = "the period"
@@ -124,73 +138,113 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The newest check of a pair."""
+
+    at_s: float
+    """When it ended, on the caller's monotonic clock."""
+    mark: PairMark
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryNotes:
     """All that is remembered. Fresh ones know nothing."""
 
-    references: Mapping[PairName, Round] = field(default_factory=dict[PairName, Round])
+    references: tuple[Round, ...] = ()
+    """One for each question: no pair has a reference of its own, for what is wrong now would become it."""
     checked: Mapping[str, GroupMark] = field(default_factory=dict[str, GroupMark])
     """Groups as they were at their newest check."""
-    good: Mapping[str, GroupMark] = field(default_factory=dict[str, GroupMark])
+    good: Mapping[GoodName, GroupMark] = field(default_factory=dict[GoodName, GroupMark])
     """Groups as they were when answers were last as they should be."""
-    asked_s: Mapping[PairName, float] = field(default_factory=dict[PairName, float])
-    """When a pair's newest check ended, on the caller's monotonic clock."""
+    asked: Mapping[PairName, Asked] = field(default_factory=dict[PairName, Asked])
 
     def reference(self, mark: PairMark) -> Round | None:
-        """What a pair's answers are compared with: of the model and element type that it has now."""
-        found = self.references.get(mark.name)
-        return found if found is not None and found.mark.asks_as(mark) else None
+        """What a pair's answers are compared with: of the model, element type and prompts of now."""
+        return next((found for found in self.references if found.mark.asks_as(mark)), None)
+
+    def asked_s(self, pair: PairName) -> float:
+        """When a pair's newest check ended; long ago where there was none."""
+        return self.asked[pair].at_s if pair in self.asked else -math.inf
 
     def due(self, mark: PairMark, *, now_s: float, every_s: float) -> Due | None:
         """Why a pair is to be asked now; None where it is not.
 
         Args:
             mark: the pair as it is.
-            now_s: on the clock of `asked_s`.
-            every_s: the period.
+            now_s: on the clock of `Asked.at_s`.
+            every_s: the period, also between two attempts at a reference.
         """
-        if self.reference(mark) is None:
-            return Due.FIRST
-        changed = [group for group in mark.groups if not group.is_as(self.checked.get(group.group))]
-        if any(group.switched_since(self.checked.get(group.group)) for group in changed):
+        asked = self.asked.get(mark.name)
+        seen = self.checked
+        if asked is not None and asked.verdict is Verdict.DRIFT:
+            # Whether it says right things again, no other pair can tell.
+            seen = {group.group: group for group in asked.mark.groups}
+        before = [(group, seen.get(group.group)) for group in mark.groups]
+        changed = [(now, then) for now, then in before if then is not None and not now.is_as(then)]
+        if any(now.switched_since(then) for now, then in changed):
             return Due.SWITCH
         if changed:
             return Due.RESTART
-        asked_s = self.asked_s.get(mark.name)
-        return Due.PERIOD if asked_s is None or now_s - asked_s >= every_s else None
+        if asked is None or not asked.mark.asks_as(mark):
+            return Due.FIRST
+        if now_s - asked.at_s < every_s:
+            return None
+        return Due.FIRST if self.reference(mark) is None else Due.PERIOD
 
     def after(self, finding: Finding, *, now_s: float) -> "CanaryNotes":
         """With what a check has found."""
         mark = finding.round.mark
-        marks = {group.group: group for group in mark.groups}
-        known = replace(self, checked={**self.checked, **marks}, asked_s={**self.asked_s, mark.name: now_s})
+        checked = {**self.checked, **{group.group: group for group in mark.groups}}
+        asked = {**self.asked, mark.name: Asked(at_s=now_s, mark=mark, verdict=finding.verdict)}
+        known = replace(self, checked=checked, asked=asked)
         if finding.verdict is Verdict.DRIFT:
             return known
-        known = replace(known, good={**self.good, **marks})
-        if finding.verdict is Verdict.REFERENCE:
-            return replace(known, references={**self.references, mark.name: finding.round})
-        return known
+        seen = {mark.good_name(group): group for group in mark.groups}
+        if finding.verdict is Verdict.SAME:
+            return replace(known, good={**self.good, **seen})
+        # Nothing was compared with a reference: what was good before is better known.
+        return replace(known, good={**seen, **self.good}, references=(*self.references, finding.round))
+
+    def without(self, groups: Collection[str]) -> "CanaryNotes":
+        """Without what is known of groups that have gone; references are not theirs."""
+        return replace(
+            self,
+            checked={name: mark for name, mark in self.checked.items() if name not in groups},
+            good={name: mark for name, mark in self.good.items() if name[0] not in groups},
+            asked={pair: asked for pair, asked in self.asked.items() if not {*pair} & {*groups}},
+        )
 
     def remedies(self, finding: Finding) -> tuple[Remedy, ...]:
-        """What to do about a drift: back to the last good layout what has switched since, else hold all."""
-        marks = finding.round.mark.groups
-        switched = [mark for mark in marks if mark.switched_since(self.good.get(mark.group))]
-        return tuple(self._remedy(mark) for mark in switched or marks)
+        """What to do about a drift: back to the last good layout what has left it since, else hold all."""
+        pair = finding.round.mark
+        marks = [(mark, self.good.get(pair.good_name(mark))) for mark in pair.groups]
+        left = [(mark, good) for mark, good in marks if good is not None and mark.left(good)]
+        return tuple(_remedy(mark, good) for mark, good in left or marks)
 
-    def _remedy(self, mark: GroupMark) -> Remedy:
-        good = self.good.get(mark.group)
-        since = (
-            f"{mark.group} has switched since the last good answers"
-            if mark.switched_since(good)
-            else (f"no switch of {mark.group} since the last good answers")
-        )
-        to = good.layout if good is not None and mark.switched_since(good) else mark.layout
-        if mark.pinned:
-            return Remedy(
-                mark=mark, to="", reason=f"{since}; it is pinned to {mark.pinned} already, and left so"
-            )
-        if to == mark.layout:
-            return Remedy(mark=mark, to=to, reason=f"{since}; held in {to}, where it is")
-        return Remedy(mark=mark, to=to, reason=f"{since}, from {to} to {mark.layout}; switched back and held")
+
+def _remedy(mark: GroupMark, good: GroupMark | None) -> Remedy:
+    since = _since(mark, good)
+    if mark.pinned:
+        return Remedy(mark=mark, to="", reason=f"{since}; it is pinned to {mark.pinned} already, and left so")
+    to = mark.layout if good is None else good.layout
+    if to == mark.layout:
+        return Remedy(mark=mark, to=to, reason=f"{since}; held in {to}, where it is")
+    return Remedy(mark=mark, to=to, reason=f"{since}, from {to} to {mark.layout}; switched back and held")
+
+
+def _since(mark: GroupMark, good: GroupMark | None) -> str:
+    """What has become of a group since its last good answers, in words."""
+    if good is None:
+        return f"{mark.group} has given no good answers before"
+    if mark.incarnation == good.incarnation:
+        switched = mark.switched_since(good)
+        told = f"{mark.group} has switched" if switched else f"no switch of {mark.group}"
+    elif mark.left(good):
+        told = f"{mark.group} has restarted and changed its layout"
+    else:
+        told = f"{mark.group} has restarted and not switched"
+    return f"{told} since the last good answers"
 
 
 def judge(due: Due, reference: Round | None, rounds: tuple[Round, ...]) -> Finding | None:
@@ -198,7 +252,7 @@ def judge(due: Due, reference: Round | None, rounds: tuple[Round, ...]) -> Findi
 
     Args:
         due: why the pair was asked.
-        reference: of the pair; None: the first answers are to become it.
+        reference: of what it is asked; None: the first answers are to become it.
         rounds: of this check.
     """
     if len(rounds) < (2 if reference is None else 1):

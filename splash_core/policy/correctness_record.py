@@ -16,6 +16,8 @@ class Treated:
     remedy: Remedy
     trouble: str = ""
     """Why it could not be done; empty if it was, or nothing was to be done."""
+    doubt: str = ""
+    """Why nobody knows whether it was done; it counts as done, so that what is held is explained."""
 
     @property
     def held(self) -> bool:
@@ -25,9 +27,11 @@ class Treated:
     @property
     def reason(self) -> str:
         """In words."""
-        return (
-            f"{self.remedy.reason}, but that failed: {self.trouble}" if self.trouble else self.remedy.reason
-        )
+        if self.trouble:
+            return f"{self.remedy.reason}, but that failed: {self.trouble}"
+        if self.doubt:
+            return f"{self.remedy.reason}, but whether that was done is not known: {self.doubt}"
+        return self.remedy.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

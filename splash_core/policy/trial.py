@@ -13,7 +13,7 @@ Invariant: a trial that exists names a group, and at least one key to try.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any, cast
 
 from splash_core.errors import ConfigError
@@ -25,17 +25,34 @@ _PERIOD_S, _TOLERANCE, _MIN_STEPS = 600.0, 0.02, 100
 _LEAST_S, _MOST_S, _MOST_STEPS = 0.1, 1_000_000.0, 1_000_000_000
 
 
-class Metric(StrEnum):
-    """What a canary is judged by."""
+class Better(Enum):
+    """Which values of a metric are the better ones."""
 
-    TOKENS_PER_S = "tokens_per_s"
-    """Rows computed per second of steps; more is better."""
-    STEP_MS = "step_ms"
-    """Mean time of a step; less is better."""
-    ITL_MS = "itl_ms"
-    """Mean time of a step as the sequences in it see it: between two tokens of one; less is better."""
-    TTFT_MS = "ttft_ms"
-    """Mean time from a prompt's arrival in a prefill group to its first token; less is better."""
+    MORE = 1
+    LESS = -1
+
+
+class Metric(StrEnum):
+    """What a canary is judged by: its name, and which values are better."""
+
+    _value_: str
+    better: Better
+
+    def __new__(cls, name: str, better: Better) -> "Metric":
+        """Of a name, with the direction beside it: no metric is without one."""
+        metric = str.__new__(cls, name)
+        metric._value_ = name
+        metric.better = better
+        return metric
+
+    TOKENS_PER_S = "tokens_per_s", Better.MORE
+    """Rows computed per second of steps."""
+    STEP_MS = "step_ms", Better.LESS
+    """Mean time of a step."""
+    ITL_MS = "itl_ms", Better.LESS
+    """Mean time of a step as the sequences in it see it: between two tokens of one."""
+    TTFT_MS = "ttft_ms", Better.LESS
+    """Mean time from a prompt's arrival in a prefill group to its first token."""
 
     @property
     def of_prompts(self) -> bool:

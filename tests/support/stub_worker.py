@@ -12,16 +12,26 @@ class StubWorker:
 
     def __init__(self, address: str, phase: str, *, dtype: str = "fp32") -> None:
         self.address = address
+        self.group = address
+        """Its name."""
         self.phase = phase
+        self.layout, self.layout_epoch, self.pinned = "DP", 0, ""
         self.state_name = "ready"
         self.incarnation = "1"
         self.projected = 0
         self.running = 0
+        self.waiting = 0
         self.total = 1000
         self.max_request_tokens = 500
         self.step_age_s = 0.0
         self.abi = common_pb2.KvAbi(version="1", dtype=dtype)
         self.control_error: SplashError | None = None
+        self.pin_refused: SplashError | None = None
+        """Instead of a pin."""
+        self.pin_lost: SplashError | None = None
+        """Instead of an answer to one."""
+        self.pin_answers: asyncio.Event | None = None
+        """If set, the answer to a pin waits for it."""
         self.run_error: SplashError | None = None
         self.refuse_partner = ""
         """Decode group about which prefill complains."""
@@ -36,7 +46,7 @@ class StubWorker:
         del timeout_s
         self.described += 1
         return control_pb2.GroupDescription(
-            group=self.address,
+            group=self.group,
             phase=self.phase,
             incarnation=self.incarnation,
             abi=self.abi,
@@ -49,11 +59,16 @@ class StubWorker:
         if self.control_error is not None:
             raise self.control_error
         return control_pb2.GroupState(
-            group=self.address,
+            group=self.group,
             phase=self.phase,
             state=self.state_name,
             incarnation=self.incarnation,
+            layout=self.layout,
+            layout_epoch=self.layout_epoch,
+            ranks=2,
+            policy=control_pb2.PolicyState(pinned=self.pinned),
             running=self.running,
+            waiting=self.waiting,
             kv_tokens_projected=self.projected,
             kv_tokens_total=self.total,
             step_age_s=self.step_age_s,
@@ -63,7 +78,26 @@ class StubWorker:
         return control_pb2.SetLayoutResult(group=self.address, to_layout=request.layout)
 
     async def pin(self, request: control_pb2.PinRequest) -> control_pb2.PinResult:
-        return control_pb2.PinResult(group=self.address, pinned=request.layout)
+        if self.pin_refused is not None:
+            raise self.pin_refused
+        self.pinned = request.layout
+        if request.layout:
+            self.switch(request.layout)
+        if self.pin_answers is not None:
+            await self.pin_answers.wait()
+        if self.pin_lost is not None:
+            raise self.pin_lost
+        return control_pb2.PinResult(group=self.group, pinned=request.layout)
+
+    def switch(self, layout: str) -> None:
+        """It is in another layout from now on."""
+        self.layout_epoch += layout != self.layout
+        self.layout = layout
+
+    def restart(self, layout: str) -> None:
+        """It is another incarnation from now on."""
+        self.incarnation += "+"
+        self.layout, self.layout_epoch, self.pinned = layout, 0, ""
 
     async def set_policy(
         self, request: control_pb2.SetPolicyRequest, *, timeout_s: float

@@ -134,7 +134,7 @@ def test_charges_count_until_the_group_reports_them() -> None:
         await look()
         now[0], decode.projected, decode.running = 3.0, 50, 1
         await look()
-        charge.prefilling = False
+        registry.drawn(charge)
         await look()
         registry.discharge(charge)
         decode.projected, decode.running = 0, 0

@@ -1,6 +1,7 @@
 """What counts as a changed answer, and what the canary concludes from rounds of them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -26,7 +27,7 @@ def said(*tokens: int, logprob: float = -1.0, margin: float = 1.0) -> Answer:
 
 
 def pair(*, epochs: tuple[int, int] = (0, 0), layouts: str = "TP DP", **fields: str) -> PairMark:
-    names, found = ("p", "d"), layouts.split()
+    names, found = fields.get("names", "p d").split(), layouts.split()
     marks = [
         GroupMark(
             group=names[index],
@@ -34,7 +35,7 @@ def pair(*, epochs: tuple[int, int] = (0, 0), layouts: str = "TP DP", **fields: 
             incarnation=fields.get("incarnation", "1"),
             epoch=epochs[index],
             layout=found[index],
-            pinned=fields.get(f"pin_{names[index]}", ""),
+            pinned=fields.get(f"pin_{'pd'[index]}", ""),
         )
         for index, phase in enumerate(Phase)
     ]
@@ -56,6 +57,10 @@ def found(notes: CanaryNotes, due: Due, *rounds: Round) -> Finding:
 def with_reference(mark: PairMark) -> CanaryNotes:
     notes = CanaryNotes()
     return notes.after(found(notes, Due.FIRST, asked(mark), asked(mark)), now_s=0.0)
+
+
+def good(notes: CanaryNotes, group: str) -> GroupMark:
+    return notes.good[(group, "m", "fp32")]
 
 
 WRONG = said(5, 7)
@@ -120,7 +125,7 @@ def test_two_rounds_that_agree_become_the_reference() -> None:
     reference = notes.reference(mark)
     assert reference is not None
     assert reference.answers == (said(5, 6),)
-    assert set(notes.good) == {"p", "d"}
+    assert {good(notes, name).layout for name in "pd"} == {"TP", "DP"}
 
 
 def test_first_answers_that_differ_are_asked_a_third_time() -> None:
@@ -147,7 +152,7 @@ def test_a_pair_is_asked_first_then_after_switches_restarts_and_the_period() -> 
     switched = pair(epochs=(0, 1), layouts="TP DOP")
     notes = notes.after(found(notes, Due.SWITCH, asked(switched)), now_s=5.0)
     assert notes.due(switched, now_s=6.0, every_s=600.0) is None
-    assert notes.good["d"].layout == "DOP"
+    assert good(notes, "d").layout == "DOP"
 
 
 def test_the_group_that_has_switched_goes_back_and_only_that_one() -> None:
@@ -160,7 +165,7 @@ def test_the_group_that_has_switched_goes_back_and_only_that_one() -> None:
     assert (remedy.mark.group, remedy.to) == ("d", "DP")
     assert "from DP to DOP; switched back and held" in remedy.reason
     after = notes.after(drift, now_s=1.0)
-    assert after.good["d"].layout == "DP"
+    assert good(after, "d").layout == "DP"
     assert after.due(switched, now_s=2.0, every_s=600.0) is None
     back = pair(epochs=(0, 2), pin_d="DP")
     assert after.due(back, now_s=2.0, every_s=600.0) is Due.SWITCH
@@ -168,7 +173,7 @@ def test_the_group_that_has_switched_goes_back_and_only_that_one() -> None:
     (left,) = after.remedies(still)
     assert (left.to, "pinned to DP already" in left.reason) == ("", True)
     fine = after.after(found(after, Due.SWITCH, asked(back)), now_s=3.0)
-    assert fine.good["d"].epoch == 2
+    assert good(fine, "d").epoch == 2
 
 
 def test_without_a_switch_everything_is_held_where_it_is() -> None:
@@ -176,9 +181,80 @@ def test_without_a_switch_everything_is_held_where_it_is() -> None:
     drift = found(notes, Due.PERIOD, asked(pair(pin_p="TP"), WRONG), asked(pair(pin_p="TP"), WRONG))
     remedies = notes.remedies(drift)
     assert [(remedy.mark.group, remedy.to) for remedy in remedies] == [("p", ""), ("d", "DP")]
-    restarted = pair(epochs=(0, 3), layouts="TP CP", incarnation="2")
+    restarted = pair(incarnation="2")
     drift = found(notes, Due.RESTART, asked(restarted, WRONG), asked(restarted, WRONG))
-    assert [remedy.to for remedy in notes.remedies(drift)] == ["TP", "CP"]
+    remedies = notes.remedies(drift)
+    assert [remedy.to for remedy in remedies] == ["TP", "DP"]
+    assert "p has restarted and not switched since the last good answers" in remedies[0].reason
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_a_layout_that_came_with_a_restart_or_after_it_is_left(epoch: int) -> None:
+    notes = with_reference(pair())
+    restarted = pair(epochs=(0, epoch), layouts="TP CP", incarnation="2")
+    assert notes.due(restarted, now_s=1.0, every_s=600.0) is Due.RESTART
+    drift = found(notes, Due.RESTART, asked(restarted, WRONG), asked(restarted, WRONG))
+    (remedy,) = notes.remedies(drift)
+    assert (remedy.mark.group, remedy.to) == ("d", "DP")
+    assert "d has restarted and changed its layout since the last good answers" in remedy.reason
+    assert "from DP to CP; switched back and held" in remedy.reason
+
+
+def test_what_was_good_under_another_model_says_nothing_of_this_one() -> None:
+    notes = with_reference(pair())
+    other = pair(layouts="CP CP", incarnation="2", model="other")
+    drift = found(notes, Due.FIRST, asked(other, WRONG), asked(other), asked(other, WRONG))
+    remedies = notes.remedies(drift)
+    assert [remedy.to for remedy in remedies] == ["CP", "CP"]
+    assert "p has given no good answers before" in remedies[0].reason
+
+
+def test_a_reference_is_of_the_question_and_not_of_the_pair_that_was_asked() -> None:
+    notes = with_reference(pair())
+    other = pair(names="q d")
+    assert notes.reference(other) is notes.reference(pair()) is not None
+    assert notes.due(other, now_s=1.0, every_s=600.0) is Due.FIRST
+    drift = found(notes, Due.FIRST, asked(other, WRONG), asked(other, WRONG))
+    assert drift.verdict is Verdict.DRIFT
+    assert notes.reference(pair(model="other")) is None
+
+
+def test_a_new_question_does_not_make_the_present_layout_a_good_one() -> None:
+    notes = with_reference(pair())
+    longer = replace(pair(epochs=(0, 1), layouts="TP DOP"), prompts=((1, 2, 3),))
+    notes = notes.after(found(notes, Due.SWITCH, asked(longer, WRONG), asked(longer, WRONG)), now_s=1.0)
+    assert len(notes.references) == 2
+    assert good(notes, "d").layout == "DP"
+    switched = pair(epochs=(0, 1), layouts="TP DOP")
+    drift = found(notes, Due.PERIOD, asked(switched, WRONG), asked(switched, WRONG))
+    assert [(remedy.mark.group, remedy.to) for remedy in notes.remedies(drift)] == [("d", "DP")]
+
+
+def test_first_answers_that_never_agree_are_asked_for_again_after_the_period() -> None:
+    mark, notes = pair(), CanaryNotes()
+    never = found(notes, Due.FIRST, asked(mark, WRONG), asked(mark), asked(mark, WRONG))
+    notes = notes.after(never, now_s=100.0)
+    assert notes.due(mark, now_s=699.0, every_s=600.0) is None
+    assert notes.due(mark, now_s=700.0, every_s=600.0) is Due.FIRST
+    assert notes.due(pair(epochs=(0, 1)), now_s=101.0, every_s=600.0) is Due.SWITCH
+
+
+def test_a_pair_that_has_drifted_is_asked_after_a_switch_that_another_pair_was_asked_for() -> None:
+    notes, other = with_reference(pair()), pair(names="q d")
+    drift = found(notes, Due.PERIOD, asked(pair(), WRONG), asked(pair(), WRONG))
+    notes = notes.after(drift, now_s=1.0)
+    back = pair(names="q d", epochs=(0, 1))
+    notes = notes.after(found(notes, Due.SWITCH, asked(back)), now_s=2.0)
+    assert notes.due(back, now_s=3.0, every_s=600.0) is None
+    assert notes.due(pair(epochs=(0, 1)), now_s=3.0, every_s=600.0) is Due.SWITCH
+    assert other.name not in notes.without({"q"}).asked
+
+
+def test_of_a_group_that_has_gone_nothing_is_kept() -> None:
+    left = with_reference(pair()).without({"d"})
+    assert (set(left.checked), {name[0] for name in left.good}) == ({"p"}, {"p"})
+    assert left.asked == {}
+    assert left.reference(pair()) is not None
 
 
 def test_a_switch_there_and_back_is_held_where_it_ended() -> None:

@@ -9,7 +9,7 @@ from splash_core.policy.canary import CanaryState, Moment, Seen, Stage, advance,
 from splash_core.policy.canary_record import CanaryRecord, CanaryVerdict
 from splash_core.policy.snapshot import Phase
 from splash_core.policy.step_totals import StepTotals
-from splash_core.policy.trial import Metric, Trial
+from splash_core.policy.trial import Better, Metric, Trial
 
 TRIAL = Trial(group="d1", values={"margin": 0.3}, period_s=10.0, min_steps=50)
 
@@ -69,6 +69,12 @@ def test_beside_others_it_tries_at_once_and_is_promoted_when_no_worse() -> None:
     assert record.comparison.tried == pytest.approx(800.0)
     assert record.comparison.change == pytest.approx(0.0)
     assert record.comparison.steps[1] == 2 * record.comparison.steps[0]
+
+
+def test_every_metric_says_which_values_are_better() -> None:
+    more = [metric for metric in Metric if metric.better is Better.MORE]
+    assert more == [Metric.TOKENS_PER_S]
+    assert {Metric(metric.value).better for metric in Metric if metric not in more} == {Better.LESS}
 
 
 @pytest.mark.parametrize("metric", Metric)

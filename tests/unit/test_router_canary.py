@@ -24,6 +24,8 @@ class World:
         self.now = 0.0
         self.steps = 0
         self.offers = {"d0": ("TP",), "d1": ("TP", "DOP")}
+        self.refused: dict[str, str] = {}
+        """Groups that the router does not give requests, and why."""
         self.keeper = PolicyKeeper(cast("Registry", self), Metrics(), wall=lambda: 1000.0 + self.now)
         self.canary = CanaryWatch(self.keeper, clock=lambda: self.now, wall=lambda: 1000.0 + self.now)
 
@@ -34,6 +36,7 @@ class World:
         return GroupRecord(
             address=name,
             phase="decode",
+            clash=self.refused.get(name),
             description=control_pb2.GroupDescription(
                 group=name,
                 phase="decode",
@@ -86,6 +89,15 @@ def test_only_the_group_that_is_named_tries_and_only_while_it_does() -> None:
     assert (record["verdict"], record["comparison"]["against"]) == ("PROMOTE", "by d0")
     assert record["time"] > 1000.0
     assert world.canary.records("prefill") == []
+
+
+def test_a_group_that_is_refused_is_nobody_to_be_compared_with() -> None:
+    world = World()
+    world.refused["d0"] = "another group is called so"
+    world.put(TEXT + "margin = 0.5")
+    world.run(3)
+    (record,) = world.canary.records("decode")
+    assert record["comparison"]["against"] == "by itself before"
 
 
 def test_what_another_group_of_the_phase_cannot_follow_is_not_promoted() -> None:

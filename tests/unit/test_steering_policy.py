@@ -243,6 +243,26 @@ def test_a_calendar_comes_and_goes_by_the_clock() -> None:
     _in_loop(scenario)
 
 
+def test_a_pin_that_the_calendar_brings_again_holds_within_the_hold_of_a_set() -> None:
+    async def scenario() -> None:
+        bench = Bench(*[None] * 9)
+        hours = "[[decode.calendar]]\nfrom = '00:01'\nto = '00:02'\npin = 'CP'"
+        pinned = PINNED.replace("hold_s = 30", "hold_s = 600")
+        bench.steering.set_policy(_version(1, f"{pinned}\n{hours}"))
+        bench.boundary(Layout.DOP)
+        bench.steering.set_layout(Layout.TP, SwitchMode.BLOCKING, hold_s=None)
+        bench.boundary(Layout.DOP)
+        switched(bench, Layout.TP, 1.0)
+        pins: list[Any] = []
+        for now in (2.0, 61.0, 121.0):
+            bench.now = now
+            bench.boundary(Layout.TP)
+            pins.append(bench.steering.pinned)
+        assert pins == [None, Layout.CP, Layout.DOP]
+
+    _in_loop(scenario)
+
+
 def test_the_end_of_a_group_answers_a_version_on_its_way() -> None:
     async def scenario() -> None:
         bench = Bench()
