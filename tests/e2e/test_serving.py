@@ -1,4 +1,4 @@
-"""What `tests/gpu/test_serving.py` proves of GPUs, on CPUs: one course, from weights of a seed."""
+"""What `tests/gpu/test_gpu_serving.py` proves of GPUs, on CPUs: one course, from weights of a seed."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,17 +14,22 @@ ENVIRONMENT = re.compile(r"\bos\.(environ|getenv)\b")
 LAYOUT_NAMES = ("TP", "CP", "DP", "DOP", "DOP_P", "DOP-P")
 
 
-def source_files() -> list[Path]:
-    """Tracked Python sources of the product, generated stubs left out."""
+def python_files(*folders: str) -> list[Path]:
+    """Tracked ones, and new ones."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "splash_core", "services"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
     paths = [ROOT / line for line in listed.stdout.splitlines() if line.endswith(".py")]
-    return [path for path in paths if path.exists() and path.parent.name != "pb"]
+    return [path for path in paths if path.exists()]
+
+
+def source_files() -> list[Path]:
+    """Python sources of the product, generated stubs left out."""
+    return [path for path in python_files("splash_core", "services") if path.parent.name != "pb"]
 
 
 def relative(path: Path) -> str:
@@ -36,6 +42,13 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Test folders are no packages, so pytest imports files by their names alone."""
+    files = [path for path in python_files("tests") if path.name.startswith("test_")]
+    names = Counter(path.name for path in files)
+    assert not [relative(path) for path in files if names[path.name] > 1]
 
 
 def test_files_are_small() -> None:

@@ -1,6 +1,6 @@
 """Arenas in GPU memory between processes of one host: what the transport promises, on one GPU and on two.
 
-Run with `python -m pytest -m gpu tests/gpu/test_device_transport.py`.
+Run with `python -m pytest -m gpu tests/gpu/test_gpu_transport.py`.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Services on GPUs: prefill and decode on the same two GPUs, T = 2 each, tokens as on CPUs while both switch.
 
 On a machine with one GPU each group has one rank there. Run with
-`python -m pytest -m gpu tests/gpu/test_serving.py`. In fp32, where no sum's order decides a token.
+`python -m pytest -m gpu tests/gpu/test_gpu_serving.py`. In fp32, where no sum's order decides a token.
 """
 
 from collections.abc import Iterator
