@@ -124,11 +124,11 @@ def test_an_owner_that_cannot_be_seen_from_here_is_refused_with_the_remedy(
     memory = ArenaMemory(8192)
     server, transport = MemoryServer(memory, ABI), ShmTransport()
     monkeypatch.setattr("splash_core.dist.fd_passing.peer_of", lambda _: (0, os.getuid()))
-    before = _descriptors()
+    before = _descriptors(memory)
     with pytest.raises(Conflict, match=r"another pid namespace.*shareProcessNamespace"):
         transport.connect(server.address, ABI)
     assert transport.connected(server.address) is None
-    assert _descriptors() == before
+    assert _descriptors(memory) == before
     transport.close(drain=False)
     server.close()
     memory.close()
@@ -137,21 +137,21 @@ def test_an_owner_that_cannot_be_seen_from_here_is_refused_with_the_remedy(
 def test_another_abi_is_refused_and_its_descriptor_closed() -> None:
     memory = ArenaMemory(8192)
     server = MemoryServer(memory, ABI)
-    before = _descriptors()
+    before = _descriptors(memory)
     with pytest.raises(Conflict, match="layers: ours 3, theirs 2"):
         fetch_memory(server.address, replace(ABI, layers=3), timeout_s=5)
-    assert _descriptors() == before
+    assert _descriptors(memory) == before
     server.close()
     memory.close()
 
 
-def _descriptors() -> list[str]:
-    """Memory that this process has descriptors of."""
-    found: list[str] = []
+def _descriptors(memory: ArenaMemory) -> int:
+    """How many this process has of some memory."""
+    found = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.append(os.readlink(entry))
-    return sorted(name for name in found if "memfd:splash-arena" in name)
+            found += os.path.sameopenfile(int(entry.name), memory.fd)
+    return found
 
 
 def test_memory_that_cannot_be_mapped_is_the_peers_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
