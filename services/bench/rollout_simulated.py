@@ -48,8 +48,9 @@ def with_simulation(
 
 
 def fleet_of(settings: Mapping[str, Any], profile: HardwareProfile, *, host_cores: int) -> Fleet:
-    """The two groups of the measured stack, on the host's cores."""
-    profile.check_group(device="cpu", dtype=settings["dtype"], ranks=settings["ranks"])
+    """The two groups of the measured stack: on CPUs they share the host's cores, GPUs are each rank's own."""
+    device = settings.get("device", "cpu")  # earlier documents are all of CPUs, and do not say so
+    profile.check_group(device=device, dtype=settings["dtype"], ranks=settings["ranks"])
     checkpoint = resolve_model(settings["model"])
     model = CostModel(
         spec=ModelSpec.from_checkpoint(checkpoint, name=checkpoint.name),
@@ -61,7 +62,7 @@ def fleet_of(settings: Mapping[str, Any], profile: HardwareProfile, *, host_core
         groups={Role.PREFILL: 1, Role.DECODE: 1},
         chunk_tokens=settings["chunk_tokens"],
         max_running=settings["max_running"],
-        host_cores=host_cores,
+        host_cores=host_cores if device == "cpu" else None,
         layouts=tuple(map(Layout, FIXED)),
     )
     return fleet_of_room(model, kv_bytes=settings["kv_bytes"], page_size=settings["page_size"], shape=shape)

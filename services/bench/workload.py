@@ -41,16 +41,20 @@ def prompt_ids(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(LOWEST_ID, HIGHEST_ID, length).tolist()
 
 
-def common_window_rate(arrivals: Sequence[Sequence[float]]) -> float:
+def common_window_rate(arrivals: Sequence[Sequence[float]], *, flag: str = "--decode-tokens") -> float:
     """Tokens per second while all streams decode.
 
     Args:
         arrivals: for each stream, when each of its tokens arrived, seconds.
+        flag: what says how many tokens each of them generates.
+
+    Raises:
+        ConfigError: they never all do.
     """
     begin = max(times[0] for times in arrivals)
     end = min(times[-1] for times in arrivals)
     if end <= begin:
-        raise ConfigError("the streams were never all decoding at the same time; raise --decode-tokens")
+        raise ConfigError(f"{len(arrivals)} streams were never all decoding at the same time; raise {flag}")
     return sum(sum(begin < time <= end for time in times) for times in arrivals) / (end - begin)
 
 

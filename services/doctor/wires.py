@@ -1,7 +1,8 @@
 """Does a transport carry bytes: one megabyte from this host to itself."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 from services.doctor.verdicts import Finding, failed, from_error, passed
 from splash_core.config import GroupSettings, UpSettings
@@ -10,9 +11,11 @@ from splash_core.leader.reaching import transport_options
 from splash_core.settings_base import shared_fields
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.base import Descriptor, OpState, OpStatus, TrafficClass
+from splash_core.transport.base import Descriptor, OpState, OpStatus, TrafficClass, Transport
 from splash_core.transport.factory import open_transport
-from splash_core.transport.options import HOST, SHM, TransportOptions
+from splash_core.transport.kinds import HOST
+from splash_core.transport.memory import Memory
+from splash_core.transport.options import SHM, TransportOptions
 from splash_core.units import MIB
 
 NOTHING = KvAbi(
@@ -31,7 +34,7 @@ def options_of(settings: UpSettings) -> TransportOptions:
 def self_tests(settings: UpSettings) -> Iterator[Finding]:
     """Shared memory always, and the transport of the settings."""
     # Of host memory; `gpus` looks at that of GPUs.
-    options = dataclasses.replace(options_of(settings), memory=HOST)
+    options = dataclasses.replace(options_of(settings), memory=HOST.name)
     for each in dict.fromkeys((dataclasses.replace(options, name=SHM), options)):
         name = f"{each.name} self-test"
         try:
@@ -50,30 +53,34 @@ def self_tests(settings: UpSettings) -> Iterator[Finding]:
 _ADVICE = "check that --host, --transport-host and --transport-ports are reachable from this host itself"
 
 
+def carried(source: Memory, target: Memory, open_for: Callable[[Memory], Transport]) -> OpStatus:
+    """Write all of one memory into another; how that ended, when nothing is under way any more.
+
+    Args:
+        source: what is written.
+        target: as large.
+        open_for: opens a transport for one of them.
+    """
+    with ExitStack() as stack:
+        reader = open_for(target)
+        stack.callback(reader.close, drain=False)
+        writer = open_for(source)
+        # Closed first: while it is open, its peer is asked whether all is quiet.
+        stack.callback(writer.close, drain=False)
+        writer.register(source, NOTHING)
+        peer = writer.connect(reader.register(target, NOTHING).address, NOTHING)
+        whole = Descriptor(0, 0, source.num_bytes)
+        op = writer.write(peer, [whole], traffic=TrafficClass.HANDOFF, deadline_s=_TIMEOUT_S, attempt=1)
+        return op.wait(_TIMEOUT_S)
+
+
 def _round_trip(options: TransportOptions) -> tuple[OpStatus, bool]:
     """Write a pattern from one arena into another; how it ended, and whether the bytes are the same."""
-    source, target = ArenaMemory(MIB), ArenaMemory(MIB)
     pattern = (_PATTERN * (MIB // len(_PATTERN) + 1))[:MIB]
-    writer = open_transport(options)
-    try:
-        reader = open_transport(options)
-        try:
-            writer.register(source, NOTHING)
-            source.write(0, pattern)
-            peer = writer.connect(reader.register(target, NOTHING).address, NOTHING)
-            op = writer.write(
-                peer,
-                [Descriptor(0, 0, MIB)],
-                traffic=TrafficClass.HANDOFF,
-                deadline_s=_TIMEOUT_S,
-                attempt=1,
-            )
-            status = op.wait(_TIMEOUT_S)
-            return status, target.read(0, MIB) == pattern
-        finally:
-            # The writer first: while it is open, its peer is asked whether all is quiet.
-            writer.close(drain=False)
-            reader.close(drain=False)
-    finally:
-        source.close()
-        target.close()
+    with ExitStack() as stack:
+        source, target = ArenaMemory(MIB), ArenaMemory(MIB)
+        stack.callback(source.close)
+        stack.callback(target.close)
+        source.write(0, pattern)
+        status = carried(source, target, lambda memory: open_transport(options, copies=memory.copies()))
+        return status, target.read(0, MIB) == pattern

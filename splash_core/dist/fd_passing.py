@@ -10,6 +10,7 @@ import secrets
 import socket
 import struct
 import time
+from dataclasses import dataclass
 
 from splash_core.errors import GroupFailed, Unavailable
 
@@ -42,10 +43,29 @@ def listen(address: str) -> socket.socket:
     return server
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """What a server has handed over; whoever has it closes the descriptor."""
+
+    fd: int
+    note: bytes
+    pid: int
+    """Of the process that listens, as this one counts them; 0: it cannot be seen from this pid namespace."""
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """`(pid, user)` of the process at the other end, as the kernel translates them for this one.
+
+    At a client's end it is the process that has called `listen`.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(raw)
+    return pid, uid
+
+
 def same_user(connection: socket.socket) -> bool:
     """Does the process at the other end run as this user?"""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    _, uid, _ = _UCRED.unpack(raw)
+    _, uid = peer_of(connection)
     return uid == os.getuid()
 
 
@@ -54,8 +74,8 @@ def send_fd(connection: socket.socket, fd: int, note: bytes = b"-") -> None:
     socket.send_fds(connection, [note], [fd])
 
 
-def fetch_fd(address: str, *, timeout_s: float) -> tuple[int, bytes]:
-    """Connect to `address` and receive `(descriptor, note)`; the caller closes the descriptor.
+def fetch_fd(address: str, *, timeout_s: float) -> Handed:
+    """Connect to `address` and receive what is served there.
 
     Raises:
         Unavailable: nobody of this user serves a descriptor there within `timeout_s`.
@@ -64,14 +84,15 @@ def fetch_fd(address: str, *, timeout_s: float) -> tuple[int, bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
             connection.connect(_native(address))
-            if not same_user(connection):
-                raise Unavailable(f"{address} is served by another user")
+            pid, uid = peer_of(connection)
+            if uid != os.getuid():
+                raise Unavailable(f"{address} is served by another user; run both as the same one")
             note, fds, _, _ = socket.recv_fds(connection, _MAX_NOTE_BYTES, 1)
     except OSError as error:
         raise Unavailable(f"no memory is served at {address}: {error}; has its process ended?") from error
     if not fds:
         raise Unavailable(f"{address} closed the connection without handing over memory")
-    return fds[0], note
+    return Handed(fd=fds[0], note=note, pid=pid)
 
 
 def hand_out_fd(server: socket.socket, fd: int, *, clients: int, timeout_s: float) -> None:

@@ -102,8 +102,7 @@ def _share_segment(store: dist.Store, config: LaunchConfig, name: str) -> int:
     """Rank 0 creates the segment and hands it out; all ranks return a descriptor of it."""
     key = f"segment/{name}"
     if config.rank > 0:
-        fd, _ = fetch_fd(store.get(key).decode(), timeout_s=config.join_timeout_s)
-        return fd
+        return fetch_fd(store.get(key).decode(), timeout_s=config.join_timeout_s).fd
     fd = create_segment(config.num_ranks)
     address = fresh_address()
     with listen(address) as server:

@@ -21,8 +21,9 @@ from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
 from splash_core.rpc.rank_config import RankConfig
 from splash_core.spec.model import ModelSpec
-from splash_core.transport.cuda_driver import CudaDriver
 from splash_core.transport.device_memory import DeviceMemory
+from splash_core.transport.drivers import open_driver
+from splash_core.transport.kinds import DeviceKind
 from splash_core.transport.memory import Memory
 
 
@@ -33,16 +34,16 @@ def rank_device(config: RankConfig, rank: RankId) -> torch.device:
     return torch.device(config.device, config.gpus[rank] if config.gpus else rank)
 
 
-def device_memory(config: RankConfig, rank: RankId, num_bytes: int) -> DeviceMemory:
+def device_memory(config: RankConfig, rank: RankId, kind: DeviceKind, num_bytes: int) -> DeviceMemory:
     """An arena's memory on the rank's GPU, which other processes of the host may map.
 
     Raises:
-        ConfigError: there is no such GPU, or it has not so much memory left.
+        ConfigError: there is no such GPU, it has not so much memory left, or its driver shares none.
     """
     device = rank_device(config, rank)
     check_device(device)
     torch.cuda.set_device(device)
-    return DeviceMemory(num_bytes, CudaDriver(device.index))
+    return DeviceMemory(num_bytes, open_driver(kind, device.index))
 
 
 def launch_config(config: RankConfig, rank: RankId) -> LaunchConfig:

@@ -36,6 +36,7 @@ from splash_core.rpc.rank_config import ELEM_BYTES, RankConfig
 from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import ModelSpec
 from splash_core.transport.arena_memory import ArenaMemory
+from splash_core.transport.kinds import device_kind
 from splash_core.transport.link import RankLinks
 from splash_core.transport.memory import Memory
 from splash_core.transport.reach import check_reach
@@ -76,11 +77,12 @@ def _engine(
 
 def _memory_of(config: RankConfig, rank: RankId) -> Callable[[int], Memory]:
     """Takes the arena's memory where the rank computes."""
-    if config.device == "cpu":
+    kind = device_kind(config.device)
+    if kind is None:
         return ArenaMemory
     from splash_core.engine.loading import device_memory
 
-    return partial(device_memory, config, rank)
+    return partial(device_memory, config, rank, kind)
 
 
 def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:

@@ -5,14 +5,15 @@ Invariant: leader and ranks of a group speak of the same transport, because both
 
 from splash_core.config import GroupSettings
 from splash_core.leader.host import reachable_host
-from splash_core.transport.options import CUDA, HOST, TransportOptions
+from splash_core.transport.kinds import memory_kind
+from splash_core.transport.options import TransportOptions
 
 
 def transport_options(settings: GroupSettings) -> TransportOptions:
     """The transport of a group's ranks."""
     return TransportOptions(
         name=settings.transport,
-        memory=HOST if settings.device == "cpu" else CUDA,
+        memory=memory_kind(settings.device).name,
         protocol=settings.transport_protocol,
         devices=settings.transport_devices,
         bind=settings.host,

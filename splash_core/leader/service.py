@@ -39,7 +39,7 @@ from splash_core.rpc.keepalive import server_keepalive
 from splash_core.rpc.link import LeaderLink, ipc_address
 from splash_core.rpc.rank_config import RankConfig
 from splash_core.scheduling.buckets import decode_buckets
-from splash_core.transport.limits import CHUNK_BYTES
+from splash_core.transport.kinds import memory_kind
 
 _log = logging.getLogger("splash.leader")
 _FAREWELL_S = 1.0
@@ -262,7 +262,7 @@ class GroupProcess:
             graph_buckets=decode_buckets(settings.max_running, settings.ranks),
             graph_bytes=settings.graph_bytes,
             link_bytes_per_s=settings.link_bytes_per_s,
-            link_chunk_bytes=settings.link_chunk_bytes or CHUNK_BYTES[blueprint.transport.memory],
+            link_chunk_bytes=settings.link_chunk_bytes or memory_kind(settings.device).chunk_bytes,
             link_in_flight=settings.link_in_flight,
             link_pause_s=settings.link_pause_s,
             gpus=group_gpus(settings),

@@ -15,8 +15,8 @@ from typing_extensions import override
 from splash_core.dist.fd_passing import anonymous_file
 from splash_core.errors import ConfigError
 from splash_core.transport.host_copies import HostCopies
+from splash_core.transport.kinds import HOST
 from splash_core.transport.memory import Memory, Offer
-from splash_core.transport.options import HOST
 from splash_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class ArenaMemory(Memory):
     def __init__(self, num_bytes: int) -> None:
         if num_bytes <= 0:
             raise ConfigError(f"an arena needs at least one byte, got {num_bytes}")
-        self._num_bytes = num_bytes
         self.fd = -1
         try:
             self.fd = anonymous_file("splash-arena", num_bytes)
@@ -50,16 +49,7 @@ class ArenaMemory(Memory):
         self._mapping = memory
         self._anchor = ctypes.c_char.from_buffer(memory)
         self._bytes_B: Tensor | None = None
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    @override
-    def address(self) -> int:
-        return ctypes.addressof(self._anchor)
+        super().__init__(ctypes.addressof(self._anchor), num_bytes)
 
     @property
     @override
@@ -81,7 +71,7 @@ class ArenaMemory(Memory):
 
     @override
     def offer(self) -> Offer:
-        return Offer(kind=HOST, num_bytes=self._num_bytes, fd=os.dup(self.fd))
+        return Offer(kind=HOST.name, num_bytes=self._num_bytes, fd=os.dup(self.fd))
 
     @override
     def copies(self) -> HostCopies:

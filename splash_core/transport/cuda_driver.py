@@ -6,13 +6,15 @@ makes the rank's own context current first, or torch would open one on GPU 0 for
 """
 
 import ctypes
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from splash_core.errors import ConfigError
-from splash_core.transport.device_memory import Allocation, DeviceDriver, DriverError
+from splash_core.transport.device_memory import Allocation, DeviceDriver, DriverError, OutOfDeviceMemory
+from splash_core.transport.kinds import CUDA
 from splash_core.transport.memory import Copy, Landing
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ _U64, _SIZE, _PTR, _INT, _UINT = (
 )
 _PINNED, _POSIX_FD, _ON_DEVICE, _READ_WRITE = 1, 1, 1, 3
 _NON_BLOCKING_STREAM, _NO_TIMING = 1, 2
-_NOT_READY = 600
+_OUT_OF_MEMORY, _NOT_READY = 2, 600
+_ABILITIES = {"virtual memory management": 102, "memory as file descriptors": 103}
+"""What an arena needs of a GPU and its driver: attributes of the device."""
 
 
 class Location(ctypes.Structure):
@@ -58,6 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (_UINT,),
     "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
     "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
+    "cuDeviceGetAttribute": (ctypes.POINTER(_INT), _INT, _INT),
     "cuDevicePrimaryCtxRetain": (ctypes.POINTER(_PTR), _INT),
     "cuCtxSetCurrent": (_PTR,),
     "cuMemGetAllocationGranularity": (ctypes.POINTER(_SIZE), ctypes.POINTER(AllocationProp), _INT),
@@ -75,7 +80,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventCreate": (ctypes.POINTER(_PTR), _UINT),
     "cuEventRecord": (_PTR, _PTR),
     "cuEventQuery": (_PTR,),
-    "cuEventSynchronize": (_PTR,),
     "cuEventDestroy_v2": (_PTR,),
 }
 """Argument types of what is called; all of it returns a status."""
@@ -85,18 +89,18 @@ class CudaLibrary:
     """The driver's functions, each of which raises unless it succeeds.
 
     Raises:
-        ConfigError: there is no driver.
+        ConfigError: there is no driver, or none that has them all.
     """
 
     def __init__(self, name: str = "libcuda.so.1") -> None:
         try:
             self._library = ctypes.CDLL(name)
-        except OSError as error:
+            self._functions = {call: getattr(self._library, call) for call in _SIGNATURES}
+        except (OSError, AttributeError) as error:
             raise ConfigError(
-                f"{name} cannot be loaded ({error}): --device cuda needs NVIDIA's driver; check nvidia-smi, "
-                "or use --device cpu"
+                f"{name} cannot be used ({error}): --device {CUDA.device} needs {CUDA.needs}, not an "
+                f"older one than torch asks for; check {CUDA.look}, or use --device cpu"
             ) from error
-        self._functions = {call: getattr(self._library, call) for call in _SIGNATURES}
         for call, arguments in _SIGNATURES.items():
             self._functions[call].argtypes = arguments
             self._functions[call].restype = _INT
@@ -109,13 +113,18 @@ class CudaLibrary:
         """Call a function.
 
         Raises:
+            OutOfDeviceMemory: as `DriverError`, for want of memory.
             DriverError: names the function and the driver's error.
         """
-        status = self.status(call, *arguments)
+        self.check(call, self.status(call, *arguments))
+
+    def check(self, call: str, status: int) -> None:
+        """Raise what `call` raises, unless a function's status is that of success."""
         if status:
             name = ctypes.c_char_p()
             self.status("cuGetErrorName", status, ctypes.byref(name))
-            raise DriverError(f"{call}: {(name.value or b'unknown error').decode()} ({status})")
+            kind = OutOfDeviceMemory if status == _OUT_OF_MEMORY else DriverError
+            raise kind(f"{call}: {(name.value or b'unknown error').decode()} ({status})")
 
 
 class CudaDriver(DeviceDriver):
@@ -126,15 +135,27 @@ class CudaDriver(DeviceDriver):
         library: the driver's functions.
 
     Raises:
-        DriverError: there is no such GPU.
+        ConfigError: there is no such GPU, or it cannot do what arenas need.
     """
+
+    kind = CUDA
 
     def __init__(self, index: int, library: CudaLibrary | None = None) -> None:
         self._index = index
         self._cuda = library or CudaLibrary()
-        device, self._context, self._stream = _INT(), _PTR(), _PTR()
+        self._context, self._stream = _PTR(), _PTR()
+        try:
+            self._open(index)
+        except DriverError as error:
+            raise ConfigError(
+                f"GPU {index} cannot be used: {error}; check {CUDA.look}, or name another one (--gpus)"
+            ) from error
+
+    def _open(self, index: int) -> None:
+        device = _INT()
         self._cuda.call("cuInit", 0)
         self._cuda.call("cuDeviceGet", ctypes.byref(device), index)
+        self._check_abilities(device)
         # The one that torch uses too; it lasts as long as the process.
         self._cuda.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self._prop = AllocationProp(
@@ -148,6 +169,13 @@ class CudaDriver(DeviceDriver):
         self._granularity = granularity.value
         self._cuda.call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING_STREAM)
 
+    def _check_abilities(self, device: ctypes.c_int) -> None:
+        for ability, attribute in _ABILITIES.items():
+            has = _INT()
+            self._cuda.call("cuDeviceGetAttribute", ctypes.byref(has), attribute, device)
+            if not has.value:
+                raise DriverError(f"it has no {ability}, which arenas need")
+
     @override
     def enter_thread(self) -> None:
         self._cuda.call("cuCtxSetCurrent", self._context)
@@ -159,7 +187,11 @@ class CudaDriver(DeviceDriver):
         self._cuda.call("cuMemCreate", ctypes.byref(handle), room, ctypes.byref(self._prop), 0)
         try:
             self._cuda.call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, _POSIX_FD, 0)
-            return Allocation(address=self._mapped(handle, room), fd=fd.value)
+            try:
+                return Allocation(address=self._mapped(handle, room), fd=fd.value)
+            except DriverError:
+                os.close(fd.value)
+                raise
         finally:
             # The mapping keeps the memory, as every descriptor does.
             self._cuda.call("cuMemRelease", handle)
@@ -232,17 +264,13 @@ class CudaLanding(Landing):
     @override
     def over(self) -> bool:
         if self._event is not None:
-            if self._cuda.status("cuEventQuery", self._event) == _NOT_READY:
+            status = self._cuda.status("cuEventQuery", self._event)
+            if status == _NOT_READY:
                 return False
-            self.wait()
-        return True
-
-    @override
-    def wait(self) -> None:
-        if self._event is not None:
-            self._cuda.call("cuEventSynchronize", self._event)
+            self._cuda.check("cuEventQuery", status)
             self._cuda.call("cuEventDestroy_v2", self._event)
             self._event = None
+        return True
 
 
 class _RawBytes:

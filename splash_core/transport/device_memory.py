@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import override
 
 from splash_core.errors import ConfigError, Unavailable
+from splash_core.transport.kinds import DeviceKind
 from splash_core.transport.memory import Copies, Copy, Landing, Memory, Offer, Target, check_kind
-from splash_core.transport.options import CUDA
 from splash_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 class DriverError(Exception):
     """The device's driver has refused a call; says which and why."""
+
+
+class OutOfDeviceMemory(DriverError):
+    """The device has not so much memory left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,9 @@ class Allocation:
 class DeviceDriver(Protocol):
     """What is asked of one device: `cuda_driver`'s, or a test's."""
 
+    kind: DeviceKind
+    """Of its memory."""
+
     def enter_thread(self) -> None:
         """Let the calling thread use the device."""
         ...
@@ -45,7 +52,8 @@ class DeviceDriver(Protocol):
         """New memory of the device, with whatever was in it before.
 
         Raises:
-            DriverError: there is not so much left.
+            OutOfDeviceMemory: there is not so much left.
+            DriverError: it is not to be had, or not to be shared with other processes.
         """
         ...
 
@@ -78,27 +86,16 @@ class DeviceTarget(Target):
     """A peer's memory, mapped into this rank's device."""
 
     def __init__(self, driver: DeviceDriver, address: int, num_bytes: int) -> None:
+        super().__init__(address, num_bytes)
         self._driver = driver
-        self._address = address
-        self._num_bytes = num_bytes
         self._released = False
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    @override
-    def address(self) -> int:
-        return self._address
 
     @override
     def release(self) -> None:
         if not self._released:
             self._released = True
             self._driver.enter_thread()
-            self._driver.unmap(self._address, self._num_bytes)
+            self._driver.unmap(self.address, self.num_bytes)
 
 
 class DeviceCopies(Copies):
@@ -113,14 +110,15 @@ class DeviceCopies(Copies):
 
     @override
     def attach(self, offer: Offer) -> DeviceTarget:
-        check_kind(offer, CUDA)
-        self._driver.enter_thread()
+        kind = self._driver.kind
+        check_kind(offer, kind.name)
         try:
+            self._driver.enter_thread()
             address = self._driver.map(offer.fd, offer.num_bytes)
         except DriverError as error:
             raise Unavailable(
                 f"the peer's GPU memory cannot be mapped: {error}; its GPU must be one that ours can reach "
-                "(`nvidia-smi topo -p2p r`)"
+                f"({kind.look_at_links})"
             ) from error
         return DeviceTarget(self._driver, address, offer.num_bytes)
 
@@ -137,36 +135,40 @@ class DeviceMemory(Memory):
         driver: of the device.
 
     Raises:
-        ConfigError: the device has not that much memory left.
+        ConfigError: the device has not that much memory left, or none that its driver lets others map.
     """
 
     def __init__(self, num_bytes: int, driver: DeviceDriver) -> None:
         if num_bytes <= 0:
             raise ConfigError(f"an arena needs at least one byte, got {num_bytes}")
-        self._num_bytes = num_bytes
         self._driver = driver
-        driver.enter_thread()
+        self._fd = -1
+        allocation = self._allocated(num_bytes)
+        super().__init__(allocation.address, num_bytes)
+        self._fd = allocation.fd
         try:
-            self._allocation = driver.allocate(num_bytes)
-        except DriverError as error:
+            self._bytes_B = driver.tensor(self.address, num_bytes)
+            # Before anybody hears of it: zeros that come later would overwrite what a peer has written.
+            driver.zero(self._bytes_B)
+        except BaseException:
+            self.close()
+            raise
+
+    def _allocated(self, num_bytes: int) -> Allocation:
+        size = format_bytes(num_bytes)
+        try:
+            self._driver.enter_thread()
+            return self._driver.allocate(num_bytes)
+        except OutOfDeviceMemory as error:
             raise ConfigError(
-                f"cannot take an arena of {format_bytes(num_bytes)} on the GPU: {error}; give the group less "
+                f"cannot take an arena of {size} on the GPU: {error}; give the group less "
                 "(--kv-bytes, --memory-fraction), or another GPU (--gpus)"
             ) from error
-        self._fd = self._allocation.fd
-        self._bytes_B = driver.tensor(self._allocation.address, num_bytes)
-        # Before anybody hears of it: zeros that come later would overwrite what a peer has written.
-        driver.zero(self._bytes_B)
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    @override
-    def address(self) -> int:
-        return self._allocation.address
+        except DriverError as error:
+            raise ConfigError(
+                f"the GPU's driver gives no arena of {size} that other processes could map: {error}; check "
+                f"its version and the container's rights ({self._driver.kind.look}), or use --device cpu"
+            ) from error
 
     @property
     @override
@@ -175,7 +177,7 @@ class DeviceMemory(Memory):
 
     @override
     def offer(self) -> Offer:
-        return Offer(kind=CUDA, num_bytes=self._num_bytes, fd=os.dup(self._fd))
+        return Offer(kind=self._driver.kind.name, num_bytes=self.num_bytes, fd=os.dup(self._fd))
 
     @override
     def copies(self) -> DeviceCopies:

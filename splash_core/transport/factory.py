@@ -7,7 +7,7 @@ from splash_core.errors import ConfigError
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.base import Transport
 from splash_core.transport.link import RankLinks
-from splash_core.transport.memory import Copies
+from splash_core.transport.memory import Copies, check_kind
 from splash_core.transport.memory_server import SCHEME as SHM_SCHEME
 from splash_core.transport.memory_server import fetch_memory
 from splash_core.transport.mooncake_words import SCHEME as MOONCAKE_SCHEME
@@ -51,12 +51,15 @@ def reach_peer(options: TransportOptions, address: str, abi: KvAbi, *, devices: 
 
     Raises:
         ConfigError: no transport has such addresses.
-        Conflict: it is another's ABI.
+        Conflict: its ABI differs, its memory is of another kind than ours, or we cannot see its process.
         Unavailable: nobody answers there.
     """
     if address.startswith(SHM_SCHEME):
-        offer, _, _ = fetch_memory(address, timeout_s=options.answer_timeout_s)
-        os.close(offer.fd)
+        found = fetch_memory(address, abi, timeout_s=options.answer_timeout_s)
+        try:
+            check_kind(found.offer, options.memory)
+        finally:
+            os.close(found.offer.fd)
         return
     if not address.startswith(MOONCAKE_SCHEME):
         raise ConfigError(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from splash_core.errors import Unavailable
+from splash_core.transport.kinds import HOST
 from splash_core.transport.memory import Copies, Copy, Landed, Landing, Offer, Target, check_kind
-from splash_core.transport.options import HOST
 
 _LANDED = Landed()
 
@@ -24,18 +24,7 @@ class HostTarget(Target):
         self._mapping = mapping
         # Keeps the mapping, and so the address, alive.
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(mapping)
-        self._address = ctypes.addressof(self._anchor)
-        self._num_bytes = len(mapping)
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    @override
-    def address(self) -> int:
-        return self._address
+        super().__init__(ctypes.addressof(self._anchor), len(mapping))
 
     @override
     def release(self) -> None:
@@ -52,7 +41,7 @@ class HostCopies(Copies):
 
     @override
     def attach(self, offer: Offer) -> HostTarget:
-        check_kind(offer, HOST)
+        check_kind(offer, HOST.name)
         try:
             return HostTarget(mmap.mmap(offer.fd, os.fstat(offer.fd).st_size))
         except (OSError, ValueError) as error:

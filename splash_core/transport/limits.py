@@ -5,11 +5,8 @@ from dataclasses import dataclass
 
 from splash_core.errors import ConfigError
 from splash_core.transport.classes import TrafficClass
-from splash_core.transport.options import CUDA, HOST
-from splash_core.units import KIB, MIB
-
-CHUNK_BYTES = {HOST: 1 * MIB, CUDA: 16 * MIB}
-"""Largest chunks unless somebody says otherwise: a moment of the link, but longer than to ask for a turn."""
+from splash_core.transport.kinds import HOST
+from splash_core.units import KIB
 
 CHUNK_S, WINDOW_S = 0.005, 0.02
 LEAST_CHUNK_BYTES = 64 * KIB
@@ -35,7 +32,7 @@ class LinkLimits:
 
     rate_bps: float = math.inf
     """Bytes per second that all classes share."""
-    chunk_bytes: int = CHUNK_BYTES[HOST]
+    chunk_bytes: int = HOST.chunk_bytes
     """Largest chunk: nobody waits for less than what is being sent."""
     in_flight: int = 4
     """Largest chunks under way at a time, or more smaller ones; two leave a fast link idle between them."""

@@ -1,10 +1,11 @@
 """A rank's arena as transports see it, wherever it lies: what peers are handed, and how bytes get there.
 
-Two kinds exist, each with copies of its own: host memory (`arena_memory`, `host_copies`) and a GPU's
-(`device_memory`). Invariant: memory that is mapped somewhere exists, also after its process has ended, so a
-copy never hits memory that is gone.
+There is host memory (`arena_memory`, `host_copies`) and that of devices (`device_memory`), each with copies
+of its own; `kinds` names them. Invariant: memory that is mapped somewhere exists, also after its process has
+ended, so a copy never hits memory that is gone.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -22,7 +23,7 @@ class Offer:
     """What a peer needs to map memory; whoever has it closes the descriptor."""
 
     kind: str
-    """`host` or `cuda`."""
+    """`MemoryKind.name`."""
     num_bytes: int
     fd: int
 
@@ -40,11 +41,7 @@ class Landing(Protocol):
 
     @property
     def over(self) -> bool:
-        """True once all bytes are where they should be; never waits."""
-        ...
-
-    def wait(self) -> None:
-        """Return when it is over."""
+        """True once all bytes are where they should be; never waits: a device may never get there."""
         ...
 
 
@@ -56,27 +53,31 @@ class Landed(Landing):
     def over(self) -> bool:
         return True
 
-    @override
-    def wait(self) -> None:
-        """It is over."""
 
+class Region:
+    """Memory at an address of this process."""
 
-class Target(Protocol):
-    """A peer's memory, mapped here."""
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self._address = address
+        self._num_bytes = num_bytes
 
     @property
     def num_bytes(self) -> int:
         """Its size."""
-        ...
+        return self._num_bytes
 
     @property
     def address(self) -> int:
         """Where it begins in this process."""
-        ...
+        return self._address
 
+
+class Target(Region, ABC):
+    """A peer's memory, mapped here."""
+
+    @abstractmethod
     def release(self) -> None:
         """Unmap it: nothing is being copied there, and nothing will be. Idempotent."""
-        ...
 
 
 class Copies(Protocol):
@@ -100,47 +101,41 @@ class Copies(Protocol):
         ...
 
 
-class Memory(Protocol):
+class Memory(Region, ABC):
     """An arena's memory, zero-filled at start."""
 
     @property
-    def num_bytes(self) -> int:
-        """Its size."""
-        ...
-
-    @property
-    def address(self) -> int:
-        """Where it begins in this process."""
-        ...
-
-    @property
+    @abstractmethod
     def bytes_B(self) -> "Tensor":
         """All bytes, uint8, on the device where the memory lies."""
-        ...
 
+    @abstractmethod
     def offer(self) -> Offer:
         """What to hand to peers, with a descriptor of its own."""
-        ...
 
+    @abstractmethod
     def copies(self) -> Copies:
         """What copies out of this memory."""
-        ...
 
+    @abstractmethod
     def enter_thread(self) -> None:
         """Called first in each thread that asks the device something."""
-        ...
 
+    @abstractmethod
     def touch(self) -> None:
         """Have all of it backed now, so that no writer waits for that later."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Offer it no more. What is mapped stays so."""
-        ...
 
 
 def check_kind(offer: Offer, ours: str) -> None:
     """Refuse memory of another kind.
+
+    Args:
+        offer: a peer's.
+        ours: `MemoryKind.name` of our own.
 
     Raises:
         Conflict: names both, and the remedy.

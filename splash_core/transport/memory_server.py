@@ -1,6 +1,7 @@
 """Serves the descriptor of a rank's memory, of any kind, with its ABI, to processes of the same user.
 
-Invariant: whoever gets the descriptor also gets the ABI that gives its bytes their meaning.
+Invariant: whoever gets the descriptor has an equal ABI, which gives its bytes their meaning, and the owner's
+pid from the kernel: what an owner says of itself may mean another process here.
 """
 
 import json
@@ -8,11 +9,11 @@ import os
 import socket
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from splash_core.dist.fd_passing import fetch_fd, fresh_address, listen, same_user, send_fd
-from splash_core.errors import Unavailable
-from splash_core.transport.abi import KvAbi
+from splash_core.dist.fd_passing import Handed, fetch_fd, fresh_address, listen, same_user, send_fd
+from splash_core.errors import Conflict, SplashError, Unavailable
+from splash_core.transport.abi import KvAbi, abi_diff
 from splash_core.transport.memory import Memory, Offer
 
 SCHEME = "shm:"
@@ -29,7 +30,7 @@ class MemoryServer:
         offer = memory.offer()
         self._fd = offer.fd
         words = {"kind": offer.kind, "num_bytes": offer.num_bytes}
-        note = {"pid": os.getpid(), "abi": asdict(abi), "memory": words}
+        note = {"abi": asdict(abi), "memory": words}
         self._note = json.dumps(note).encode()
         self._closing = False
         self._socket = listen(socket_address)
@@ -65,24 +66,54 @@ class MemoryServer:
                     continue
 
 
-def fetch_memory(address: str, *, timeout_s: float) -> tuple[Offer, int, KvAbi]:
-    """Fetch `(what is offered, pid of its owner, ABI)` of the memory served at `address`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundMemory:
+    """What is served at an address; whoever has it closes the offer's descriptor."""
 
-    The caller closes the offer's descriptor.
+    offer: Offer
+    pid: int
+    """Of the process whose memory it is, as this process counts them."""
+
+
+def fetch_memory(address: str, abi: KvAbi, *, timeout_s: float) -> FoundMemory:
+    """Fetch the memory served at an address.
+
+    Args:
+        address: a rank's.
+        abi: ours.
+        timeout_s: longest wait for an answer.
 
     Raises:
+        Conflict: its ABI differs, with the diff; or its process cannot be seen from here, and so not
+            when it has ended.
         Unavailable: the address is another transport's, nobody answers there, or in another version's words.
     """
     if not address.startswith(f"{SCHEME}@"):
         raise Unavailable(
             f"{address!r} is no {SCHEME}@… address: the peer is on another host or uses another transport"
         )
-    fd, note = fetch_fd(address.removeprefix(SCHEME), timeout_s=timeout_s)
+    handed = fetch_fd(address.removeprefix(SCHEME), timeout_s=timeout_s)
     try:
-        fields = json.loads(note)
-        return Offer(fd=fd, **fields["memory"]), fields["pid"], KvAbi(**fields["abi"])
+        return _checked(handed, address, abi)
+    except SplashError:
+        os.close(handed.fd)
+        raise
+
+
+def _checked(handed: Handed, address: str, abi: KvAbi) -> FoundMemory:
+    try:
+        fields = json.loads(handed.note)
+        offer, theirs = Offer(fd=handed.fd, **fields["memory"]), KvAbi(**fields["abi"])
     except (ValueError, KeyError, TypeError) as error:
-        os.close(fd)
         raise Unavailable(
             f"{address} describes its memory in unknown words; is it of this version?"
         ) from error
+    if differences := abi_diff(abi, theirs):
+        raise Conflict(f"the KV at {address} has another ABI: {'; '.join(differences)}")
+    if handed.pid == 0:
+        raise Conflict(
+            f"the process that serves {address} is in another pid namespace, so its end could not be seen "
+            "from here; let the groups' containers share one (Kubernetes: shareProcessNamespace: true in the "
+            "pod, Docker: --pid), or use --transport mooncake"
+        )
+    return FoundMemory(offer=offer, pid=handed.pid)

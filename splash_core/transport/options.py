@@ -5,10 +5,10 @@ Invariant: two groups whose `speaks` differ never pair, so no byte is sent to a 
 
 from dataclasses import dataclass
 
+from splash_core.transport.kinds import HOST
+
 SHM, MOONCAKE = "shm", "mooncake"
-HOST, CUDA = "host", "cuda"
-"""Where arenas may lie."""
-_WORDS = {SHM: "2", MOONCAKE: "2"}
+_WORDS = {SHM: "3", MOONCAKE: "2"}
 """Versions of what two sides say to each other before the first write."""
 
 
@@ -17,8 +17,8 @@ class TransportOptions:
     """How a rank reaches other groups' memory; all but `name` and `memory` are Mooncake's."""
 
     name: str = SHM
-    memory: str = HOST
-    """Where the arenas lie that it writes from and to: on the host, or on its GPUs."""
+    memory: str = HOST.name
+    """The kind of memory that the arenas lie in that it writes from and to."""
     writer: str = ""
     """Incarnation of the group that this rank writes for: by it, peers end all of the group's sessions."""
     protocol: str = "tcp"
@@ -40,7 +40,7 @@ class TransportOptions:
     def speaks(self) -> str:
         """What both sides must agree on: transport, protocol and version, as the KV ABI shows it."""
         words = [self.name] if self.name == SHM else [self.name, self.protocol]
-        words += [] if self.memory == HOST else [self.memory]
+        words += [] if self.memory == HOST.name else [self.memory]
         return " ".join([*words, _WORDS.get(self.name, "1")])
 
     def stays_within(self, host: str) -> bool:

@@ -1,8 +1,9 @@
 """Which memory a transport reaches. Invariant: a group whose arenas no transport reaches does not start."""
 
 from splash_core.errors import ConfigError
+from splash_core.transport.kinds import HOST
 from splash_core.transport.mooncake_library import load_library
-from splash_core.transport.options import HOST, MOONCAKE, TransportOptions
+from splash_core.transport.options import MOONCAKE, TransportOptions
 
 
 def check_reach(options: TransportOptions) -> None:
@@ -17,7 +18,7 @@ def check_reach(options: TransportOptions) -> None:
     if options.name != MOONCAKE:
         return
     load_library()
-    if options.memory != HOST:
+    if options.memory != HOST.name:
         raise ConfigError(
             f"--transport {MOONCAKE} reaches host memory only: ranks of this version do not register their "
             f"GPUs' memory with it. With --device {options.memory} use --transport shm, whose groups are all "

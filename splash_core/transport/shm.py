@@ -2,8 +2,9 @@
 
 The writer maps the peer's memory once and has it copied into from one worker thread, in chunks, each when the
 link's arbiter says so. How bytes are copied is the memory's affair (`memory.Copies`): on GPUs several chunks
-are under way at a time. Invariant: every byte lands inside both memories' bounds, and after an operation's
-`quiesced` none of its bytes is touched.
+are under way at a time, and looked at, never waited for: a device that stands still holds up nothing else.
+Invariant: every byte lands inside both memories' bounds, and after an operation's `quiesced` none of its
+bytes is touched.
 """
 
 import logging
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from splash_core.dist.process_watch import ProcessWatch
-from splash_core.errors import Conflict, InvariantBroken, Unavailable
-from splash_core.transport.abi import KvAbi, abi_diff
+from splash_core.errors import InvariantBroken, Unavailable
+from splash_core.transport.abi import KvAbi
 from splash_core.transport.base import (
     Descriptor,
     MemoryHandle,
@@ -39,6 +40,10 @@ _LOOK_S = 0.05
 """Longest time between two looks at deadlines while nobody's turn comes."""
 _OWNERS_S = 0.5
 """How often it looks whether peers have ended: their memory would not be free before it is let go here."""
+_LEAST_LOOK_S, _LOOKS_AN_AGE = 1e-4, 8
+"""Chunks under way are looked at again after an eighth of the oldest one's age, and not sooner than that."""
+_HUNG_S = 30.0
+"""A chunk that takes so long will not land: its device stands still."""
 
 _log = logging.getLogger("splash.transport")
 
@@ -50,18 +55,23 @@ class _Flight:
     op: ShmOp
     num_bytes: int
     landing: Landing
+    began: float
 
 
 class ShmTransport(Transport):
     """The `Transport` of ranks on one host."""
 
-    def __init__(self, link: BandwidthArbiter | None = None, *, copies: Copies | None = None) -> None:
+    def __init__(
+        self, link: BandwidthArbiter | None = None, *, copies: Copies | None = None, hung_s: float = _HUNG_S
+    ) -> None:
         """Nothing is served or written yet.
 
         Args:
             link: whom writes ask for their turn; None: one of its own, without a limit.
             copies: of the memory that will be registered; None: of host memory.
+            hung_s: seconds after which a chunk under way is given up, and with it this transport.
         """
+        self._hung_s = hung_s
         self._link = link or BandwidthArbiter()
         self._copies = copies or HostCopies()
         self._changed = threading.Condition()
@@ -74,6 +84,7 @@ class ShmTransport(Transport):
         """Used by the worker alone."""
         self._owners_at = 0.0
         self._closing = False
+        self._failed = False
         self._worker = threading.Thread(target=self._work, name="shm-transport", daemon=True)
         self._worker.start()
 
@@ -96,17 +107,15 @@ class ShmTransport(Transport):
         known = self.connected(address)
         if known is not None:
             return known
-        offer, pid, theirs = fetch_memory(address, timeout_s=_CONNECT_TIMEOUT_S)
+        found = fetch_memory(address, abi, timeout_s=_CONNECT_TIMEOUT_S)
         try:
-            if differences := abi_diff(abi, theirs):
-                raise Conflict(f"the KV at {address} has another ABI: {'; '.join(differences)}")
-            memory = self._copies.attach(offer)
+            memory = self._copies.attach(found.offer)
         finally:
-            os.close(offer.fd)
+            os.close(found.offer.fd)
         peer = Peer(address=address, num_bytes=memory.num_bytes)
         with self._changed:
             self._targets = {at: target for at, target in self._targets.items() if not target.released}
-            self._targets[address] = Mapping(peer=peer, memory=memory, owner=ProcessWatch(pid))
+            self._targets[address] = Mapping(peer=peer, memory=memory, owner=ProcessWatch(found.pid))
         return peer
 
     @override
@@ -159,11 +168,14 @@ class ShmTransport(Transport):
                 for op in self._ops:
                     op.cancel()
         self._awake.set()
+        # A chunk lands, or is given up.
         self._worker.join()
         if self._server is not None:
             self._server.close()
-        for target in self._targets.values():
-            target.release()
+        if not self._failed:
+            # Else copies may be under way there: these mappings end with the process.
+            for target in self._targets.values():
+                target.release()
 
     def _work(self) -> None:
         try:
@@ -173,7 +185,7 @@ class ShmTransport(Transport):
         except Exception as error:  # of a device: nothing that it was asked for can be relied on any more
             _log.exception("copying into other groups' memory has failed")
             with self._changed:
-                self._closing = True
+                self._closing = self._failed = True
                 for op in self._ops:
                     op.lose(f"copying has failed, so this rank has to end: {type(error).__name__}: {error}")
 
@@ -187,25 +199,43 @@ class ShmTransport(Transport):
             chunk = () if op is None else op.take_chunk()
             idle = not self._ops
         if op is not None:
-            assert self._memory is not None, "write checks that memory is registered"
-            there, here = op.target.memory.address, self._memory.address
-            landing = self._copies.start(
-                [Copy(there + piece.dst, here + piece.src, piece.num_bytes) for piece in chunk]
-            )
-            self._flights.append(_Flight(op, size_of(chunk), landing))
-        elif self._flights:
-            self._flights[0].landing.wait()
+            self._start(op, chunk)
         else:
-            self._awake.wait(_OWNERS_S if idle else min(self._link.delay_s(), _LOOK_S))
+            self._awake.wait(_OWNERS_S if idle else self._pause_s())
         self._count_landed()
         return True
 
+    def _start(self, op: ShmOp, chunk: Sequence[Descriptor]) -> None:
+        assert self._memory is not None, "write checks that memory is registered"
+        there, here, began = op.target.memory.address, self._memory.address, time.monotonic()
+        landing = self._copies.start(
+            [Copy(there + piece.dst, here + piece.src, piece.num_bytes) for piece in chunk]
+        )
+        self._flights.append(_Flight(op, size_of(chunk), landing, began))
+
+    def _pause_s(self) -> float:
+        """Until the next look at deadlines and chunks under way: no device is waited for without a bound."""
+        if not self._flights:
+            return min(self._link.delay_s(), _LOOK_S)
+        age = time.monotonic() - self._flights[0].began
+        return min(max(age / _LOOKS_AN_AGE, _LEAST_LOOK_S), _LOOK_S)
+
     def _count_landed(self) -> None:
-        """Copies land in the order in which they were started."""
+        """Copies land in the order in which they were started.
+
+        Raises:
+            Unavailable: the oldest one does not.
+        """
+        now = time.monotonic()  # before the look: a process that was stopped meanwhile is not its device
         while self._flights and self._flights[0].landing.over:
             flight = self._flights.popleft()
             with self._changed:
                 flight.op.chunk_landed(flight.num_bytes)
+        if self._flights and now - self._flights[0].began > self._hung_s:
+            raise Unavailable(
+                f"{self._flights[0].num_bytes} bytes have been under way for {self._hung_s:g} s: the device "
+                "stands still; look at it before the group is started again"
+            )
 
     def _next_op(self) -> ShmOp | None:
         """Let all stand in line, then see whose turn it is; forget those that are over."""

@@ -89,7 +89,7 @@ def test_memory_is_mapped_by_its_descriptor_and_outlives_it(there: int) -> None:
     target.close()
     assert mapped.num_bytes == MIB
     landings = [here.copy([Copy(mapped.address + at, source.address, 1000)]) for at in (0, 500, MIB - 1000)]
-    landings[-1].wait()
+    eventually(lambda: landings[-1].over, "the last copy has landed")
     assert all(landing.over for landing in landings)
     assert int(target.bytes_B.sum()) == 5 * (1500 + 1000)
     mapped.release()

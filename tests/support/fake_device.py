@@ -17,12 +17,23 @@ from torch import Tensor
 from typing_extensions import override
 
 from splash_core.dist.fd_passing import anonymous_file
-from splash_core.transport.device_memory import Allocation, DeviceDriver, DriverError
+from splash_core.transport.device_memory import Allocation, DeviceDriver, DriverError, OutOfDeviceMemory
 from splash_core.transport.host_copies import HostCopies
+from splash_core.transport.kinds import DeviceKind
 from splash_core.transport.memory import Copy, Landing
 
 GRANULE = 4096
 """Mappings are whole granules, as on a GPU."""
+FAKE = DeviceKind(
+    name="fake",
+    device="fake",
+    chunk_bytes=GRANULE,
+    driver="tests.support.fake_device:FakeDriver",
+    needs="nothing",
+    look="the test",
+    look_at_links="its links",
+)
+"""A further kind beside those of the product: nothing but this module knows it."""
 
 
 @dataclass(eq=False)
@@ -35,26 +46,26 @@ class FakeLanding(Landing):
     @property
     @override
     def over(self) -> bool:
-        if self.done.is_set():
-            self.wait()
-        return self.done.is_set()
-
-    @override
-    def wait(self) -> None:
-        self.done.wait()
-        if self.error is not None:
+        done = self.done.is_set()
+        if done and self.error is not None:
             raise self.error
+        return done
 
 
 class FakeDriver(DeviceDriver):
     """One device, whose threads must have entered."""
 
-    def __init__(self) -> None:
+    kind = FAKE
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
         self.may_copy = threading.Event()
         """Cleared: the stream stands still, and what is enqueued waits."""
         self.may_copy.set()
         self.failing = ""
         """What the next copy fails with."""
+        self.refusing = ""
+        """What the next allocation is refused with."""
         self.enqueued = 0
         self.zeroed = False
         self.mapped: dict[int, mmap.mmap] = {}
@@ -75,7 +86,9 @@ class FakeDriver(DeviceDriver):
     def allocate(self, num_bytes: int) -> Allocation:
         self.check_entered()
         if num_bytes > 1 << 40:
-            raise DriverError("out of memory")
+            raise OutOfDeviceMemory("out of memory")
+        if self.refusing:
+            raise DriverError(self.refusing)
         fd = anonymous_file("fake-device", _room(num_bytes))
         address, mapping = _map(fd, num_bytes)
         mapping.write(b"\xff" * num_bytes)  # what was in it before

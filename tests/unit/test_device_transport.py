@@ -19,11 +19,12 @@ from splash_core.pb import common_pb2, rank_pb2
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, Op, OpState, Peer, TrafficClass
 from splash_core.transport.device_memory import DeviceCopies, DeviceMemory
+from splash_core.transport.kinds import CUDA
 from splash_core.transport.limits import LinkLimits
 from splash_core.transport.options import TransportOptions
 from splash_core.transport.shm import ShmTransport
 from splash_core.transport.shm_op import chunks_of, size_of
-from tests.support.fake_device import FakeDriver
+from tests.support.fake_device import FAKE, FakeDriver
 from tests.support.manifest_simulator import toy_arena
 from tests.support.transports import ABI, DEVICE, WITHIN_S, eventually, peer_process
 
@@ -83,6 +84,16 @@ def test_memory_is_zeros_before_anybody_hears_of_it() -> None:
 def test_an_impossible_size_is_a_setting_error(num_bytes: int) -> None:
     with pytest.raises(ConfigError):
         DeviceMemory(num_bytes, FakeDriver())
+
+
+def test_memory_that_is_refused_says_whether_less_of_it_would_do() -> None:
+    with pytest.raises(ConfigError, match="give the group less"):
+        DeviceMemory(2**62, FakeDriver())
+    driver = FakeDriver()
+    driver.refusing = "no descriptors of memory"
+    with pytest.raises(ConfigError, match=r"no descriptors of memory; check .*\(the test\)") as refused:
+        DeviceMemory(10_000, driver)
+    assert "less" not in str(refused.value)
 
 
 def test_pieces_are_enqueued_together_and_count_when_they_have_landed() -> None:
@@ -154,6 +165,48 @@ def test_a_device_that_fails_fails_the_write_and_says_that_the_rank_has_to_end()
             scene.write()
 
 
+def test_a_device_that_stands_still_holds_up_no_deadline_and_no_dead_peer() -> None:
+    driver = FakeDriver()
+    with peer_process(DEVICE, NUM_BYTES) as alive, peer_process(DEVICE, NUM_BYTES) as dead:
+        source = DeviceMemory(NUM_BYTES, driver)
+        writer = ShmTransport(copies=source.copies())
+        writer.register(source, ABI)
+        driver.may_copy.clear()
+        whole, traffic = [Descriptor(0, 0, NUM_BYTES)], TrafficClass.HANDOFF
+        peer = writer.connect(alive.address, ABI)
+        endless = writer.write(peer, whole, traffic=traffic, deadline_s=WITHIN_S, attempt=1)
+        eventually(lambda: driver.enqueued == LIMITS.in_flight, "its pieces are under way")
+        op = writer.write(peer, whole, traffic=traffic, deadline_s=0.01, attempt=2)
+        assert "deadline passed" in op.wait(WITHIN_S).error
+        eventually(lambda: op.quiesced, "of the late one nothing was begun")
+        writer.connect(dead.address, ABI)
+        dead.kill()
+        eventually(lambda: len(driver.mapped) == 1, "memory of the dead is let go")
+        assert not endless.quiesced
+        driver.may_copy.set()
+        assert endless.wait(WITHIN_S).state is OpState.DONE
+        writer.close(drain=False)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_device_that_never_goes_on_is_given_up_and_closing_ends(drain: bool) -> None:
+    driver, other = FakeDriver(), FakeDriver()
+    source, target = DeviceMemory(NUM_BYTES, driver), DeviceMemory(NUM_BYTES, other)
+    writer, reader = ShmTransport(copies=source.copies(), hung_s=0.05), ShmTransport(copies=target.copies())
+    writer.register(source, ABI)
+    peer = writer.connect(reader.register(target, ABI).address, ABI)
+    driver.may_copy.clear()
+    whole = [Descriptor(0, 0, NUM_BYTES)]
+    op = writer.write(peer, whole, traffic=TrafficClass.HANDOFF, deadline_s=WITHIN_S, attempt=1)
+    eventually(lambda: driver.enqueued == LIMITS.in_flight, "pieces are under way")
+    writer.close(drain=drain)
+    with pytest.raises(InvariantBroken, match=r"has to end: Unavailable: .* the device stands still"):
+        _ = op.quiesced
+    assert driver.mapped, "what may still be written to stays mapped"
+    driver.may_copy.set()
+    reader.close(drain=False)
+
+
 def test_memory_of_a_dead_peer_is_unmapped_though_nobody_writes() -> None:
     driver = FakeDriver()
     writer = ShmTransport(copies=DeviceCopies(driver))
@@ -171,9 +224,9 @@ def test_memory_of_another_kind_is_refused() -> None:
     reader = ShmTransport()
     address = reader.register(host, ABI).address
     writer = ShmTransport(copies=device.copies())
-    with pytest.raises(Conflict, match="peer's arena is host memory, ours is cuda memory"):
+    with pytest.raises(Conflict, match="peer's arena is host memory, ours is fake memory"):
         writer.connect(address, ABI)
-    assert TransportOptions().speaks != TransportOptions(memory="cuda").speaks
+    assert TransportOptions().speaks != TransportOptions(memory=CUDA.name).speaks
     for transport in (reader, writer):
         transport.close(drain=False)
 
@@ -212,7 +265,7 @@ def test_no_page_is_copied_before_the_event_behind_its_layers_has_passed() -> No
         pusher.advance(progress)
         return driver.enqueued
 
-    options = TransportOptions(memory="cuda")
+    options = TransportOptions(memory=FAKE.name)
     with (
         Pusher.open(ARENA, ABI, options, take=lambda size: DeviceMemory(size, driver)) as pusher,
         Pusher.open(ARENA, ABI, options, take=lambda size: DeviceMemory(size, other)) as peer,

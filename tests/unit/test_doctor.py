@@ -15,10 +15,14 @@ from services.doctor.host import mooncake, ports, rails
 from services.doctor.settings import DoctorSettings
 from services.doctor.verdicts import Finding, Verdict
 from services.doctor.wires import self_tests
+from splash_core.transport.abi import KvAbi
+from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.device_memory import DeviceMemory
+from splash_core.transport.memory import Memory
+from splash_core.transport.memory_server import MemoryServer
 from splash_core.transport.mooncake_library import CPU_FLAVOUR, INSTALL
 from tests.support.admin_port import Admin
-from tests.support.fake_device import FakeDriver
+from tests.support.fake_device import FAKE, FakeDriver
 
 ABI = {
     "version": "1",
@@ -30,7 +34,7 @@ ABI = {
     "rope": "",
     "scale": "",
     "model": "m",
-    "transport": "shm 2",
+    "transport": "shm 3",
     "model_name": "tiny",
 }
 
@@ -144,7 +148,7 @@ def test_a_cluster_is_checked_through_its_admin_port(
     assert checks["admin port"]["verdict"] == "pass"
     assert checks["group prefill-0"]["verdict"] == "pass"
     assert checks["group decode-0"]["verdict"] == "fail"
-    assert checks["KV ABI"]["detail"] == "transport: prefill-0 'shm 2', decode-0 'mooncake tcp 1'"
+    assert checks["KV ABI"]["detail"] == "transport: prefill-0 'shm 3', decode-0 'mooncake tcp 1'"
     assert checks["this host → prefill-0 rank 0"]["verdict"] == "fail"
     assert checks["clock"]["verdict"] == "pass"
     assert all(entry["remedy"] for entry in checks.values() if entry["verdict"] != "pass")
@@ -182,9 +186,39 @@ def test_gpus_that_are_not_there_are_named_with_what_to_do() -> None:
 def test_what_a_device_hands_over_is_looked_at() -> None:
     source, target = (DeviceMemory(5000, FakeDriver()) for _ in range(2))
     source.bytes_B.fill_(3)
-    assert written("GPU 0 to GPU 1", source, target).verdict is Verdict.PASS
+    assert written("GPU 0 to GPU 1", FAKE, source, target).verdict is Verdict.PASS
     broken = FakeDriver()
     broken.failing = "no path"
-    bad = written("GPU 0 to GPU 1", DeviceMemory(5000, broken), target)
+    bad = written("GPU 0 to GPU 1", FAKE, DeviceMemory(5000, broken), target)
     assert bad.verdict is Verdict.FAIL
     assert "no path" in bad.detail
+    assert bad.remedy == "check its links"
+
+
+def _reaching(admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: Any, served: Memory, abi: Any) -> Any:
+    """What the doctor says of a rank whose group has ABI, and that serves some memory."""
+    server = MemoryServer(served, KvAbi(**ABI))
+    try:
+        _cluster(admin, decode_abi=ABI)
+        layouts = [{"group": "decode-0", "abi": abi, "ranks": [{"rank": 0, "transport": server.address}]}]
+        admin.answers["GET /admin/layouts"] = (200, {"groups": layouts})
+        code = _doctor(monkeypatch, "--port", "0", "--admin-port", "0")
+    finally:
+        server.close()
+        served.close()
+    checks = {entry["check"]: entry for entry in json.loads(capsys.readouterr().out)["checks"]}
+    return code, checks["this host → decode-0 rank 0"]
+
+
+def test_a_rank_on_this_host_is_asked_for_its_abi_and_its_kind_of_memory(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What its first write would be refused for is not told as passed."""
+    code, fine = _reaching(admin, monkeypatch, capsys, ArenaMemory(4096), ABI)
+    assert (code, fine["verdict"]) == (0, "pass")
+    code, other = _reaching(admin, monkeypatch, capsys, ArenaMemory(4096), {**ABI, "layers": 3})
+    assert (code, other["verdict"]) == (1, "fail")
+    assert "layers: ours 3, theirs 2" in other["detail"] + other["remedy"]
+    code, kind = _reaching(admin, monkeypatch, capsys, DeviceMemory(4096, FakeDriver()), ABI)
+    assert (code, kind["verdict"]) == (1, "fail")
+    assert "the peer's arena is fake memory, ours is host memory" in kind["detail"]

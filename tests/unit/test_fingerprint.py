@@ -19,7 +19,7 @@ from tests.conftest import TinyFactory
 def _abi(folder: Path) -> KvAbi:
     spec = ModelSpec.from_checkpoint(folder)
     return kv_abi(
-        spec, dtype="fp32", page_size=8, fingerprint=checkpoint_fingerprint(folder), transport="shm 2"
+        spec, dtype="fp32", page_size=8, fingerprint=checkpoint_fingerprint(folder), transport="shm 3"
     )
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from services.bench.calibrate_served import common_gap_s
 from services.bench.document import measured_here
+from services.bench.streams import Streamed
 from services.bench.workload import common_window_rate, median_of, prompt_ids
 from splash_core.errors import ConfigError
 
@@ -21,6 +23,13 @@ def test_rate_counts_only_the_window_in_which_all_streams_decode() -> None:
 def test_streams_that_never_overlap_are_refused() -> None:
     with pytest.raises(ConfigError, match="never all decoding"):
         common_window_rate([[0.0, 1.0], [2.0, 3.0]])
+    with pytest.raises(ConfigError, match=r"2 streams were never all decoding .* raise --stream-tokens"):
+        common_gap_s([Streamed(times=[0.0, 1.0]), Streamed(times=[2.0, 3.0])])
+
+
+def test_the_common_gap_is_that_of_one_stream() -> None:
+    streams = [Streamed(times=[0.0, 1.0, 2.0, 3.0, 4.0]), Streamed(times=[2.0, 3.0, 4.0, 5.0, 6.0])]
+    assert common_gap_s(streams) == pytest.approx(1.0)
 
 
 def test_median_leaves_the_warm_up_out() -> None:

@@ -3,11 +3,12 @@
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.bench.rollout_load import Streamed, prompts_of, rollout_workload
+from services.bench.rollout_load import prompts_of, rollout_workload
 from services.bench.rollout_rows import (
     arms_in_order,
     concluded,
@@ -16,10 +17,14 @@ from services.bench.rollout_rows import (
     upper_bound,
 )
 from services.bench.rollout_settings import RolloutSettings
-from services.bench.rollout_simulated import lengths_text, workload_of
+from services.bench.rollout_simulated import fleet_of, lengths_text, workload_of
 from services.bench.rollout_tables import rollout_tables
+from services.bench.streams import Streamed
+from splash_core.cost.profile import HardwareProfile
+from splash_core.errors import ConfigError
 
 ARMS = ("TP", "DP", "policy")
+PROFILE = Path(__file__).parents[3] / "docs/profiles/smollm2-mla-cpu-fp32-t2.json"
 
 
 def arm(name: str, run: int, makespan_s: float, **fields: Any) -> dict[str, Any]:
@@ -126,6 +131,16 @@ class TestRequests:
         assert arrivals == sorted(set(arrivals))
         assert arrivals[0] == 0.0
         assert [replace(one, arrival_s=0.0) for one in again] == list(requests)
+
+    def test_cores_are_shared_on_cpus_only(self, tiny_v3: Path) -> None:
+        profile = HardwareProfile.from_json(PROFILE.read_text())
+        settings = {"model": str(tiny_v3), "dtype": profile.dtype, "ranks": 2, "chunk_tokens": 64}
+        settings |= {"max_running": 8, "kv_bytes": 1 << 20, "page_size": 4}
+        assert fleet_of(settings, profile, host_cores=2).host_cores == 2
+        with pytest.raises(ConfigError, match=r"profile .* is for device cpu, the group has device cuda"):
+            fleet_of(settings | {"device": "cuda"}, profile, host_cores=2)
+        on_gpus = replace(profile, device="cuda")
+        assert fleet_of(settings | {"device": "cuda"}, on_gpus, host_cores=2).host_cores is None
 
     def test_gaps_lie_between_tokens(self) -> None:
         assert Streamed(tokens=["a", "b", "c"], times=[1.0, 1.5, 1.75]).gaps_s == [0.5, 0.25]
