@@ -9,7 +9,8 @@ from typing import Any
 
 from services.bench.calibrate_settings import CalibrateSettings
 from services.bench.results_page import section
-from services.bench.shapes import shape_of
+from services.bench.settings import layouts_of, sizes
+from services.bench.shapes import measured_spec, shape_of
 from splash_core.errors import ConfigError
 
 
@@ -21,6 +22,7 @@ def calibrate(settings: CalibrateSettings, as_json: bool) -> int:  # noqa: FBT00
 
     Example: `splash calibrate --model smollm2-mla --ranks 2 --out profile.json`
     """
+    _check(settings)
     # Imported here: `splash calibrate --help` needs none of it.
     from services.bench.calibrate_fit import concluded, profile_of
 
@@ -34,6 +36,23 @@ def calibrate(settings: CalibrateSettings, as_json: bool) -> int:  # noqa: FBT00
         sys.stderr.write(f"calibrate: wrote {settings.out}\n")
     sys.stdout.write(json.dumps(document) + "\n" if as_json else section(document))
     return 0
+
+
+def _check(settings: CalibrateSettings) -> None:
+    """What cannot work is said before anything is measured, and by this process.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if settings.out and (Path(settings.out).is_dir() or settings.out.endswith("/")):
+        raise ConfigError(f"--out {settings.out} is a folder; name a file for the profile")
+    if settings.measured:
+        return
+    if settings.model != "auto":
+        measured_spec(settings.model, layers=settings.layers, experts=settings.experts)
+    layouts_of(settings.layouts)
+    for name in ("batch", "prompts", "context", "rows"):
+        sizes(getattr(settings, name), f"--{name}")
 
 
 def _measured(settings: CalibrateSettings) -> dict[str, Any]:

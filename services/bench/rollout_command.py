@@ -17,7 +17,8 @@ def rollout(settings: RolloutSettings, as_json: bool) -> int:  # noqa: FBT001
     """A rollout of 64 requests in every fixed layout and under the policy, interleaved; and simulated.
 
     With --profile, what `splash calibrate` wrote on this machine, the policy predicts with it, and the same
-    requests are simulated with it beside. --simulate FILE simulates an earlier document again.
+    requests are simulated with it beside. --simulate FILE simulates an earlier document again, and
+    leaves it as it is; the new one goes to --out.
 
     Example: `splash bench rollout --profile profile.json --out docs/results`
     """
@@ -38,8 +39,11 @@ def rollout(settings: RolloutSettings, as_json: bool) -> int:  # noqa: FBT001
 
 
 def _earlier(settings: RolloutSettings) -> tuple[Path | None, Mapping[str, Any]]:
-    path = Path(settings.simulate)
-    return path, _read(path)
+    """An earlier document, and where it goes: into `--out`, or nowhere. The file itself stays as it is."""
+    document = _read(Path(settings.simulate))
+    if not settings.out:
+        return None, document
+    return fresh_path(Path(settings.out), BenchDocument(**document), settings.label), document
 
 
 def _measured(

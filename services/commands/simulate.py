@@ -138,7 +138,7 @@ def simulate_command(
         chunk_tokens=chunk_tokens,
         max_running=max_running,
         precopy_bytes_per_step=precopy_bytes_per_step,
-        handoff_bps=handoff_gbps * 1e9 or None,
+        handoff_bps=_finite("--handoff-gbps", handoff_gbps) * 1e9 or None,
         layouts=named_layouts(layouts),
     )
     cost = _cost_model(model, _profile(profile, gpu, model, dtype), ranks)
@@ -170,6 +170,12 @@ def _objectives(ttft_s: float, itl_ms: float) -> Objectives:
         if not 0 < bound < math.inf:
             raise ConfigError(f"{name} must be above 0 and finite, got {bound}")
     return Objectives(ttft_s=ttft_s, itl_s=itl_ms / 1e3)
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} must be finite, got {value}")
+    return value
 
 
 def _check(plot: Path | None) -> None:
@@ -212,7 +218,18 @@ def _workload(name: str, trace: Path | None, scale: Scale, size: Size, seed: int
 
 def _profile(path: Path | None, gpu: str, model: str, dtype: str) -> HardwareProfile:
     if path is not None:
-        return read_profile(path)
+        theta = read_profile(path)
+        asked = (
+            (f"--dtype {dtype}", dtype.lower() in ("auto", theta.dtype)),
+            (
+                f"--gpu {gpu}",
+                (gpu == "cpu") == (theta.device == "cpu"),
+            ),
+        )
+        for said, suits in asked:
+            if not suits:
+                warn(f"{said} does not count: --profile {path} is for {theta.dtype} on {theta.device}")
+        return theta
     device = named_gpu(gpu)
     return analytical_profile(device, dtype=chosen_dtype(dtype.lower(), load_spec(model), device))
 

@@ -38,7 +38,9 @@ def gpus(settings: UpSettings) -> Iterator[Finding]:
         yield failed(
             "GPUs",
             f"the groups want {', '.join(map(str, missing))}, torch sees {there}",
-            "fewer ranks, or --prefill-gpus and --decode-gpus, which may share GPUs",
+            "fewer ranks, or --prefill-gpus and --decode-gpus, which may share GPUs"
+            if there
+            else "a CUDA build of torch, and a driver with which nvidia-smi lists GPUs; or --device cpu",
         )
         return
     yield passed("GPUs", f"prefill {prefill}, decode {decode}, of {there}")

@@ -54,5 +54,5 @@ def failed(check: str, detail: str, remedy: str) -> Finding:
 
 def from_error(check: str, error: SplashError) -> Finding:
     """A failure whose message ends with its remedy, as our errors' do."""
-    detail, _, remedy = str(error).rpartition("; ")
-    return failed(check, detail or str(error), remedy or "see the message")
+    detail, found, remedy = str(error).rpartition("; ")
+    return failed(check, detail, remedy) if found else failed(check, str(error), "see the message")

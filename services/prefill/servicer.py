@@ -27,6 +27,7 @@ from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import PrefilledEvent
 from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan
+from splash_core.spec.request import MOST_PRIORITY
 from splash_core.switch.handoff import check_landing, layer_ranges
 
 
@@ -125,7 +126,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             stream = self._leader.open_stream(seq)
             event = await _prefilled(stream, handoff)
             prefilled = time.monotonic()
-            if event.first_token is not None:
+            # Prompts that go behind all others, as the correctness canary does, say nothing of users' TTFT.
+            if event.first_token is not None and sampling.priority < MOST_PRIORITY:
                 self._leader.note_first_token((stream.first_event_at or prefilled) - began)
             if handoff is not None:
                 await _hand_over(handoff, event, num_tokens=len(request.prompt))

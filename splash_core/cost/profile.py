@@ -133,7 +133,7 @@ class HardwareProfile:
         for name, (mine, wanted) in of_group.items():
             if mine != wanted:
                 raise ConfigError(
-                    f"profile {self.name} is for {name} {mine}, the group has {name} {wanted}; give the one "
+                    f"profile {self.name} is for {name} {mine}, the group has {name} {wanted}; give one "
                     f"that `splash calibrate --{name} {wanted}` writes, or leave --profile out"
                 )
 

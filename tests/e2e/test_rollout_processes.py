@@ -69,10 +69,13 @@ def test_all_arms_give_the_same_tokens_and_are_simulated(model: Path, profile: P
     assert all(row["makespan_s"] > 0 for row in rows["simulated"])
     assert "Simulated with" in section(document)
 
-    # Simulated again with the same profile, the document stays as it is.
+    # Simulated again with the same profile it says the same, in a file of its own.
     (path,) = (tmp_path / "results").glob("*.json")
-    assert rollout(replace(settings, simulate=str(path)), True) == 0
-    assert the_document(tmp_path / "results") == document
+    before = path.read_bytes()
+    assert rollout(replace(settings, simulate=str(path), out=str(tmp_path / "again")), True) == 0
+    assert the_document(tmp_path / "again") == document
+    assert rollout(replace(settings, simulate=str(path), out=""), True) == 0
+    assert path.read_bytes() == before
 
 
 WHATS = ("workload", "arm", "bound", "profile", "simulated")

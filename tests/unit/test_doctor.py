@@ -13,8 +13,9 @@ from services.doctor import host
 from services.doctor.gpus import gpus, written
 from services.doctor.host import mooncake, ports, rails
 from services.doctor.settings import DoctorSettings
-from services.doctor.verdicts import Finding, Verdict
+from services.doctor.verdicts import Finding, Verdict, from_error
 from services.doctor.wires import self_tests
+from splash_core.errors import ConfigError
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.device_memory import DeviceMemory
@@ -222,3 +223,10 @@ def test_a_rank_on_this_host_is_asked_for_its_abi_and_its_kind_of_memory(
     code, kind = _reaching(admin, monkeypatch, capsys, DeviceMemory(4096, FakeDriver()), ABI)
     assert (code, kind["verdict"]) == (1, "fail")
     assert "the peer's arena is fake memory, ours is host memory" in kind["detail"]
+
+
+def test_an_error_without_a_remedy_is_not_its_own_remedy() -> None:
+    plain = from_error("x", ConfigError("the file is torn"))
+    assert (plain.detail, plain.remedy) == ("the file is torn", "see the message")
+    ended = from_error("x", ConfigError("it is torn; it has a hole; fetch it again"))
+    assert (ended.detail, ended.remedy) == ("it is torn; it has a hole", "fetch it again")

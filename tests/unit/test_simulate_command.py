@@ -153,6 +153,7 @@ def test_the_command_is_in_the_table() -> None:
         (["--fraction", "2"], "--fraction must be above 0 and at most 1, got 2.0"),
         (["--ttft", "-1"], "--ttft must be above 0"),
         (["--itl", "nan"], "--itl must be above 0"),
+        (["--handoff-gbps", "inf"], "--handoff-gbps must be finite"),
         (["--workload", "poisson"], "poisson is generated"),
     ],
 )

@@ -180,3 +180,23 @@ def test_a_model_is_a_shape_a_folder_or_a_known_name(tmp_path: Path) -> None:
         measured_spec("deepseek-v2-lite", layers=28)
     with pytest.raises(ConfigError, match="nowhere"):
         measured_spec("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"model": "nowhere"}, "nowhere"),
+        ({"layouts": "TP,ZZ"}, "ZZ"),
+        ({"batch": "0"}, "--batch"),
+        ({"rows": "x"}, "--rows"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_ranks_are(settings: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        calibrate(CalibrateSettings(**(TINY | settings)), as_json=True)
+
+
+def test_a_folder_is_no_file_for_a_profile(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--out .* is a folder"):
+        calibrate(CalibrateSettings(**TINY, out=str(tmp_path)), as_json=True)
+    assert not list(tmp_path.parent.glob("*.part"))
