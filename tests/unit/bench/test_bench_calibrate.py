@@ -191,7 +191,7 @@ def test_a_model_is_a_shape_a_folder_or_a_known_name(tmp_path: Path) -> None:
         ({"rows": "x"}, "--rows"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_ranks_are(settings: dict[str, str], named: str) -> None:
+def test_what_cannot_be_measured_is_refused_before_ranks_are(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         calibrate(CalibrateSettings(**(TINY | settings)), as_json=True)
 
