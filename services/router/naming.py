@@ -9,13 +9,18 @@ from dataclasses import replace
 from services.router.records import GroupRecord
 
 
-def clash_of(address: str, name: str, records: Sequence[GroupRecord]) -> str | None:
-    """Why the group at an address may not be called `name`; None where it may.
+def named(record: GroupRecord, records: Sequence[GroupRecord], *, now_s: float) -> GroupRecord:
+    """A record of a group that has just answered, with why it may not be called as it is, if it may not.
 
-    A group that cannot be reached keeps no other one from its name: it may have moved to another address.
+    A group that drains, has failed, cannot be reached or can never serve here keeps no other one from its
+    name: that one may be the same group, moved to another address.
     """
-    here = [other for other in records if _has_name(other, name, address) and other.error is None]
-    return _told(name, address, first=here[0].address) if here else None
+    assert record.description is not None, "a group that answers describes itself"
+    name = record.description.group
+    others = [other for other in records if _has_name(other, name, record.address)]
+    # Who cannot serve gives way to whoever has the name already.
+    here = [other for other in others if other.serves(now_s=now_s) or not record.serves(now_s=now_s)]
+    return replace(record, clash=_told(name, record.address, first=here[0].address)) if here else record
 
 
 def renamed_by(record: GroupRecord, records: Sequence[GroupRecord]) -> list[GroupRecord]:

@@ -85,7 +85,8 @@ class PolicyKeeper:
                 f"change there and expect {number}"
             )
         for record in self._registry.records():
-            if reason := _refusal(record, document):
+            # A group that is never given requests has no say.
+            if record.refused is None and (reason := _refusal(record, document)):
                 raise InvalidRequest(f"policy: {reason}", param="policy", code="invalid_policy")
         version = self.history.draft(document, source=source, time_s=self._wall())
         if active is not None and active.digest == version.digest:

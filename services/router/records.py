@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from splash_core.pb import control_pb2
 
+_LEAVING = ("draining", "failed")
+_SILENT_S = 10.0
+"""A group that has not answered for so long keeps no other one from its name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
@@ -36,6 +40,13 @@ class GroupRecord:
         name = self.description.group
         return name if self.clash is None else f"{name} at {self.address}"
 
+    def serves(self, *, now_s: float) -> bool:
+        """Whether requests could go to it by now or soon, and so whether its name is its own."""
+        of_phase = self.description is not None and self.description.phase == self.phase
+        going = self.state is not None and self.state.state not in _LEAVING
+        here = self.error is None and now_s - self.answered_at_s < _SILENT_S
+        return of_phase and going and here and self.mismatch is None
+
     @property
     def refused(self) -> str | None:
         """Why this router never gives the group requests, however ready it is; None when it does."""
@@ -58,6 +69,8 @@ class GroupRecord:
 
     def stalled(self, *, now_s: float, limit_s: float) -> str | None:
         """Why the group is not alive: it has failed, is silent, or makes no steps while it has work."""
+        if self.clash is not None and self.error is not None:
+            return None  # it has moved, and answers elsewhere
         if self.state is not None and self.state.state == "failed":
             return f"has failed: {self.state.failure}"
         if self.state is not None and self.state.step_age_s > limit_s:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.router.charge import Charge
-from services.router.naming import clash_of, renamed_by
+from services.router.naming import named, renamed_by
 from services.router.pairing import compatible, why_not_ready
 from services.router.records import GroupRecord
 from services.router.worker import Worker
@@ -192,18 +192,17 @@ class Registry:
         except SplashError as error:
             self._note_failure(address, error)
             return
-        self._note(
-            GroupRecord(
-                address=address,
-                phase=record.phase,
-                description=description,
-                state=state,
-                mismatch=self._served.mismatch(description.abi) if self._served else None,
-                clash=clash_of(address, description.group, self.records()),
-                asked_at_s=asked_at_s,
-                answered_at_s=self._clock(),
-            )
+        answered_at_s = self._clock()
+        answer = GroupRecord(
+            address=address,
+            phase=record.phase,
+            description=description,
+            state=state,
+            mismatch=self._served.mismatch(description.abi) if self._served else None,
+            asked_at_s=asked_at_s,
+            answered_at_s=answered_at_s,
         )
+        self._note(named(answer, self.records(), now_s=answered_at_s))
 
     def _note(self, record: GroupRecord) -> None:
         """Take an answer, and whose name it ends."""

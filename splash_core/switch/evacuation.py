@@ -66,24 +66,28 @@ def evacuate(needs: Sequence[Need], free: Mapping[RankId, Sequence[SlotId]]) -> 
 
 
 def pack(moves: Sequence[PageMove], *, capacity: int) -> tuple[Chunk, ...]:
-    """Independent moves in chunks of at most `capacity` pages into and out of each rank."""
-    chunks: list[Chunk] = []
-    left = sorted(moves)
-    while left:
-        received: Counter[RankId] = Counter()
-        sent: Counter[RankId] = Counter()
-        chunk: list[PageMove] = []
-        later: list[PageMove] = []
-        for move in left:
-            if received[move.dst] < capacity and sent[move.src] < capacity:
-                received[move.dst] += 1
-                sent[move.src] += 1
-                chunk.append(move)
-            else:
-                later.append(move)
-        chunks.append(tuple(chunk))
-        left = later
-    return tuple(chunks)
+    """Independent moves in chunks of at most `capacity` pages into and out of each rank.
+
+    Each goes into the first chunk that has room, in one pass: a step waits for it.
+    """
+    chunks: list[list[PageMove]] = []
+    received, sent = Counter[tuple[int, RankId]](), Counter[tuple[int, RankId]]()
+    # Chunks before these are full for the rank.
+    into, out_of = Counter[RankId](), Counter[RankId]()
+    for move in sorted(moves):
+        at = max(into[move.dst], out_of[move.src])
+        while received[at, move.dst] >= capacity or sent[at, move.src] >= capacity:
+            at += 1
+        while len(chunks) <= at:
+            chunks.append([])
+        chunks[at].append(move)
+        received[at, move.dst] += 1
+        sent[at, move.src] += 1
+        while received[into[move.dst], move.dst] >= capacity:
+            into[move.dst] += 1
+        while sent[out_of[move.src], move.src] >= capacity:
+            out_of[move.src] += 1
+    return tuple(map(tuple, chunks))
 
 
 def local_moves(

@@ -58,9 +58,6 @@ def test_the_second_of_two_groups_of_one_name_is_refused_with_both_addresses(
         assert cluster_entry(world.registry.record("b"))["cause"] is None
         assert [record.message for record in caplog.records] == ["group refused"]
         assert world.registry.find("decode", "d")[1].address == "b"
-        world.workers["b"].state_name = "draining"
-        await world.hear()
-        assert [cause for cause in world.registry.causes() if cause.startswith("d at a: the group at a")]
 
     run(scenario)
 
@@ -98,6 +95,47 @@ def test_a_group_that_cannot_be_reached_loses_its_name_to_one_that_answers() -> 
         await world.hear()
         assert world.served == ["b"]
         assert world.registry.record("a").clash is not None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("state", ["draining", "failed"])
+def test_a_group_that_leaves_gives_its_name_to_the_one_that_has_come(state: str) -> None:
+    async def scenario(world: World) -> None:
+        await world.hear()
+        assert world.served == ["a"]
+        world.workers["a"].state_name = state
+        await world.hear()
+        assert world.served == ["b"]
+        assert world.registry.record("b").clash is None
+        await world.hear()
+        assert world.registry.record("a").clash is not None, "of two, one has the name"
+
+    run(scenario)
+
+
+def test_a_group_that_never_can_serve_takes_no_name_from_one_that_can() -> None:
+    async def scenario(world: World) -> None:
+        world.workers["a"].phase = "prefill"
+        await world.hear("pab")
+        assert world.served == ["b"]
+        assert world.registry.record("b").clash is None
+        assert world.registry.record("a").clash is not None
+        world.workers["b"].control_error = Unavailable("connection refused")
+        await world.hear()
+        world.workers["b"].control_error = None
+        await world.hear()
+        assert world.served == ["b"]
+
+    run(scenario)
+
+
+def test_an_address_that_a_group_has_left_is_no_reason_to_restart_the_router() -> None:
+    async def scenario(world: World) -> None:
+        await world.hear()
+        world.workers["a"].control_error = Unavailable("connection refused")
+        await world.hear()
+        assert world.registry.record("a").stalled(now_s=1e6, limit_s=10.0) is None
 
     run(scenario)
 
