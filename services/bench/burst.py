@@ -40,14 +40,13 @@ def measure(settings: BurstSettings, progress: Callable[[str], None]) -> Iterato
         run_arm = _Arms(stack, prompts)
         progress("warming up")
         run_arm(arms[0])
-        names = {str(arm): arm for arm in arms}
         for run in range(settings.runs):
-            for name in arms_in_order(list(names), run):
+            for arm in arms_in_order(arms, run):
                 began = time.monotonic()
                 if began + longest > end:
                     return
-                progress(f"run {run + 1} of {settings.runs}: {name}")
-                rows += [{"run": run, **row} for row in run_arm(names[name])]
+                progress(f"run {run + 1} of {settings.runs}: {arm}")
+                rows += [{"run": run, **row} for row in run_arm(arm)]
                 longest = max(longest, time.monotonic() - began)
                 told = concluded(rows)
                 yield measured_here(

@@ -2,11 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from services.bench.rollout_rows import upper_bound
+from services.bench.rollout_rows import log_ratios, upper_bound
+from services.bench.settings import words
 from services.bench.workload import POLICY
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
@@ -14,6 +15,7 @@ from splash_core.policy.snapshot import Phase
 from splash_core.settings_base import parse_size
 
 Row = Mapping[str, Any]
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,6 @@ class Arm:
 
     layouts: Mapping[Phase, Layout]
 
-    @property
-    def is_uniform(self) -> bool:
-        """One layout in both phases: what the policy is compared with."""
-        return len(set(self.layouts.values())) == 1
-
     def __str__(self) -> str:
         return "/".join(self.layouts.values()) or POLICY
 
@@ -54,10 +51,7 @@ def bursts_of(text: str) -> tuple[Burst, ...]:
     Raises:
         ConfigError: one is malformed.
     """
-    found = tuple(_burst(word.strip()) for word in text.split(",") if word.strip())
-    if not found:
-        raise ConfigError("--bursts needs one at least, for example 16:4K:128")
-    return found
+    return _each(text, _burst, flag="--bursts", example="16:4K:128")
 
 
 def arms_of(text: str) -> tuple[Arm, ...]:
@@ -66,9 +60,13 @@ def arms_of(text: str) -> tuple[Arm, ...]:
     Raises:
         ConfigError: one is malformed.
     """
-    found = tuple(_arm(word.strip()) for word in text.split(",") if word.strip())
+    return _each(text, _arm, flag="--arms", example="TP/DP")
+
+
+def _each(text: str, read: Callable[[str], _Read], *, flag: str, example: str) -> tuple[_Read, ...]:
+    found = tuple(map(read, words(text)))
     if not found:
-        raise ConfigError("--arms needs one at least, for example TP/DP")
+        raise ConfigError(f"{flag} needs one at least, for example {example}")
     return found
 
 
@@ -104,7 +102,7 @@ def spans_by_arm(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def _lead(fixed: Sequence[float], policy: Sequence[float]) -> dict[str, float | None]:
-    logs = [math.log(one / other) for one, other in zip(policy, fixed, strict=True)]
+    logs = log_ratios(policy, fixed)
     bound = upper_bound(logs)
     return {
         "speedup": round(math.exp(-statistics.mean(logs)), 4),

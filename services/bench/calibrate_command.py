@@ -2,12 +2,12 @@
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from services.bench.calibrate_settings import CalibrateSettings
+from services.bench.document import read_earlier
 from services.bench.results_page import section
 from services.bench.settings import layouts_of, sizes
 from services.bench.shapes import measured_spec, shape_of
@@ -68,7 +68,10 @@ def _measured(settings: CalibrateSettings) -> dict[str, Any]:
 
 
 def _earlier(settings: CalibrateSettings) -> dict[str, Any]:
-    return dict(_read(Path(settings.measured))) | {"file": settings.measured}
+    read = read_earlier(
+        Path(settings.measured), flag="--measured", bench="calibrate", command="splash calibrate --results"
+    )
+    return read | {"file": settings.measured}
 
 
 def _on_ranks(settings: CalibrateSettings) -> dict[str, Any]:
@@ -78,18 +81,6 @@ def _on_ranks(settings: CalibrateSettings) -> dict[str, Any]:
     # The recorder writes into `out`; where files lie is no part of a result.
     asked = replace(settings, model=shape_of(settings.model), out=settings.results, results="")
     return run_spmd(run, resolved(asked))
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--measured {path}: {error}; give a document of `splash calibrate --results`"
-        ) from error
-    if not isinstance(document, dict) or document.get("bench") != "calibrate":
-        raise ConfigError(f"--measured {path} is no document of `splash calibrate --results`")
-    return document
 
 
 def _write(path: Path, text: str) -> None:

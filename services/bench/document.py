@@ -4,12 +4,14 @@ import datetime
 import json
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from splash_core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,44 @@ def fresh_path(folder: Path, document: BenchDocument, label: str = "") -> Path:
     while path.exists():
         path, number = folder / f"{name}-{number}.json", number + 1
     return path
+
+
+def keep_each(
+    documents: Iterable[BenchDocument], *, out: str, label: str
+) -> tuple[Path | None, dict[str, Any]]:
+    """Write a document each time that it has grown, so that a kill leaves what was before.
+
+    Args:
+        documents: the same one, ever longer.
+        out: folder for it; empty: nowhere.
+        label: as of `fresh_path`.
+
+    Returns:
+        Where it lies, and what it says at the end.
+    """
+    path: Path | None = None
+    told: dict[str, Any] = {}
+    for document in documents:
+        if out:
+            path = path or fresh_path(Path(out), document, label)
+            document.write_to(path)
+        told = document.to_json()
+    return path, told
+
+
+def read_earlier(path: Path, *, flag: str, bench: str, command: str) -> dict[str, Any]:
+    """The JSON of a document that an earlier run wrote.
+
+    Raises:
+        ConfigError: it is none, or of another benchmark; names the flag, and the command that writes one.
+    """
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{flag} {path}: {error}; give a document of `{command}`") from error
+    if not isinstance(document, dict) or document.get("bench") != bench:
+        raise ConfigError(f"{flag} {path} is no document of `{command}`")
+    return document
 
 
 def _machine() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.bench.document import BenchDocument, fresh_path
+from services.bench.document import BenchDocument, fresh_path, keep_each, read_earlier
 from services.bench.results_page import section
 from services.bench.rollout_settings import RolloutSettings
 from services.progress import progress_console, stages
@@ -40,7 +40,9 @@ def rollout(settings: RolloutSettings, as_json: bool) -> int:  # noqa: FBT001
 
 def _earlier(settings: RolloutSettings) -> tuple[Path | None, Mapping[str, Any]]:
     """An earlier document, and where it goes: into `--out`, or nowhere. The file itself stays as it is."""
-    document = _read(Path(settings.simulate))
+    document = read_earlier(
+        Path(settings.simulate), flag="--simulate", bench="rollout", command="splash bench rollout"
+    )
     if not settings.out:
         return None, document
     return fresh_path(Path(settings.out), BenchDocument(**document), settings.label), document
@@ -49,27 +51,10 @@ def _earlier(settings: RolloutSettings) -> tuple[Path | None, Mapping[str, Any]]
 def _measured(
     settings: RolloutSettings, progress: Callable[[str], None]
 ) -> tuple[Path | None, Mapping[str, Any]]:
-    """The document, and where it lies; it is written after each run, so that a kill leaves those before."""
+    """The document, and where it lies."""
     from services.bench.rollout import measure
 
-    path: Path | None = None
-    document: Mapping[str, Any] = {}
-    for measured in measure(settings, progress):
-        if settings.out and path is None:
-            path = fresh_path(Path(settings.out), measured, settings.label)
-        document = measured.to_json()
-        _write(path, document)
-    return path, document
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--simulate {path}: {error}; give a document of `splash bench rollout`") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"--simulate {path} is no document of `splash bench rollout`")
-    return document
+    return keep_each(measure(settings, progress), out=settings.out, label=settings.label)
 
 
 def _write(path: Path | None, document: Mapping[str, Any]) -> None:

@@ -3,12 +3,13 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from services.bench.workload import POLICY
 from splash_core.simulate.ledger import percentile
 
 Row = Mapping[str, Any]
+_Arm = TypeVar("_Arm")
 
 TARGET = 1.05
 """Of the bound of policy / best fixed layout."""
@@ -23,7 +24,7 @@ _T_95 = (
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def arms_in_order(arms: Sequence[str], run: int) -> list[str]:
+def arms_in_order(arms: Sequence[_Arm], run: int) -> list[_Arm]:
     """A row of a Latin square: over as many runs as there are arms, each stands once at every place."""
     first = run % len(arms)
     return [*arms[first:], *arms[:first]]
@@ -67,8 +68,8 @@ def concluded(rows: Sequence[Row]) -> dict[str, Any]:
     spans = by_arm(rows)
     fixed = {arm: times for arm, times in spans.items() if arm != POLICY}
     best = min(fixed, key=lambda arm: statistics.mean(fixed[arm]))
-    logs = _logs(spans[POLICY], fixed[best])
-    each = _logs(spans[POLICY], [min(times) for times in zip(*fixed.values(), strict=True)])
+    logs = log_ratios(spans[POLICY], fixed[best])
+    each = log_ratios(spans[POLICY], [min(times) for times in zip(*fixed.values(), strict=True)])
     bound, differing = upper_bound(logs), sum(row["differing"] for row in rows if row["what"] == "arm")
     return {
         "what": "bound",
@@ -108,7 +109,8 @@ def simulated_row(arm: str, summary: Mapping[str, Any], measured: Sequence[float
     }
 
 
-def _logs(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
+def log_ratios(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """ln(mine / theirs) of each run."""
     return [math.log(one / other) for one, other in zip(mine, theirs, strict=True)]
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from services.bench.burst_settings import BurstSettings
 from services.bench.cli import app
-from services.bench.document import fresh_path, measured_here
+from services.bench.document import keep_each, measured_here
 from services.bench.handoff import HandoffSettings, handoff_rows
 from services.bench.results_page import section
 from services.bench.rollout_command import rollout
@@ -98,15 +98,8 @@ def burst(settings: BurstSettings, as_json: bool) -> int:
     # Imported here: machines for the other benchmarks need not have what serving needs.
     from services.bench.burst import measure
 
-    path: Path | None = None
-    shown: dict[str, Any] = {}
     with stages(progress_console(), "bench burst") as progress:
-        for document in measure(settings, progress):
-            shown = document.to_json()
-            if settings.out:
-                # After each arm, so that a kill leaves those before.
-                path = path or fresh_path(Path(settings.out), document, settings.label)
-                document.write_to(path)
+        _, shown = keep_each(measure(settings, progress), out=settings.out, label=settings.label)
     sys.stdout.write(json.dumps(shown) + "\n" if as_json else section(shown))
     return 0
 

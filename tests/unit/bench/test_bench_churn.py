@@ -1,5 +1,6 @@
 """Requests that come and go while a switch copies ahead: what is done, what is undone, and what is told."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,22 @@ from tests.support.group import arena_with
 SPEC = bench_spec("tiny")
 ARENA = arena_with(SPEC, num_ranks=2, page_size=4, elem_bytes=4, ordinary=300)
 BATCH, CONTEXT, OUTPUT = 4, 64, 200
+
+CHURN = SwitchSettings(
+    device="cpu",
+    model="tiny",
+    ranks=2,
+    backend=INPROCESS,
+    phase="decode",
+    batch="4",
+    context="48",
+    reps=1,
+    warmup=0,
+    ordinary=2,
+    precopy_bytes_per_step=8 << 10,
+    churn_every=2,
+    graphs="on",
+)
 
 
 def group(layout: Layout) -> DecodeGroup:
@@ -112,23 +129,7 @@ def test_copies_that_were_lost_and_made_again_are_told_apart() -> None:
 
 
 def test_a_row_tells_what_happened() -> None:
-    asked = SwitchSettings(
-        device="cpu",
-        model="tiny",
-        ranks=2,
-        backend=INPROCESS,
-        phase="decode",
-        batch="4",
-        context="48",
-        directions="CP:TP",
-        modes="precopied",
-        reps=1,
-        warmup=0,
-        ordinary=2,
-        precopy_bytes_per_step=8 << 10,
-        churn_every=2,
-        graphs="on",
-    )
+    asked = replace(CHURN, directions="CP:TP", modes="precopied")
     rows = {row["mode"]: row for row in run_spmd(switch.run, resolved(asked))["rows"]}
     assert set(rows) == {"precopied", "churn"}
     assert "cancelled" not in rows["precopied"]
@@ -142,23 +143,7 @@ def test_a_row_tells_what_happened() -> None:
 
 
 def test_no_step_of_any_direction_is_launched_where_steps_are_recorded() -> None:
-    asked = SwitchSettings(
-        device="cpu",
-        model="tiny",
-        ranks=2,
-        backend=INPROCESS,
-        phase="decode",
-        batch="4",
-        context="48",
-        modes="overlapped,precopied",
-        reps=1,
-        warmup=0,
-        ordinary=2,
-        precopy_bytes_per_step=8 << 10,
-        staging_bytes=64 << 10,
-        churn_every=2,
-        graphs="on",
-    )
+    asked = replace(CHURN, modes="overlapped,precopied", staging_bytes=64 << 10)
     rows = run_spmd(switch.run, resolved(asked))["rows"]
     assert len(rows) == 12 * 3
     for row in rows:

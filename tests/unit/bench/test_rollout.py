@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.bench.rollout_command import rollout
 from services.bench.rollout_load import prompts_of, rollout_workload
 from services.bench.rollout_rows import (
     arms_in_order,
@@ -22,6 +23,8 @@ from services.bench.rollout_tables import rollout_tables
 from services.bench.streams import Streamed
 from splash_core.cost.profile import HardwareProfile
 from splash_core.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
 
 ARMS = ("TP", "DP", "policy")
 PROFILE = Path(__file__).parents[3] / "docs/profiles/smollm2-mla-cpu-fp32-t2.json"
@@ -163,3 +166,12 @@ class TestTables:
         assert "run 3: decode DP → TP at 5.0 s (overlapped)" in text
         assert "Simulated with θ, measured, a note" in text
         assert "| policy | 11.00 | 10.03 | +9.6% | yes |" in text
+
+
+def test_a_document_of_another_benchmark_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+    other, profile = tmp_path / "other.json", ROOT / "docs/profiles/smollm2-mla-cpu-fp32-t2.json"
+    other.write_text('{"bench": "sweep", "rows": []}')
+    asked = RolloutSettings(simulate=str(other), profile=str(profile), out=str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=r"--simulate .* is no document of `splash bench rollout`"):
+        rollout(asked, True)
+    assert not (tmp_path / "out").exists()
