@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from services.bench.document import BenchDocument, fresh_path, measured_here
-from services.bench.settings import BenchSettings, as_json
+from services.bench.settings import ALONE, BenchSettings, as_json
 from services.bench.shapes import describe, measured_spec
 from services.bench.spmd import RankHost
 
@@ -136,4 +136,9 @@ def _software(settings: BenchSettings) -> dict[str, str]:
 def _accelerators(settings: BenchSettings) -> str:
     if settings.device != "cuda":
         return ""
-    return f"{settings.ranks} × {torch.cuda.get_device_name(0)}"
+    name = torch.cuda.get_device_name(0)
+    return (
+        f"1 × {name}, one rank of {settings.ranks}"
+        if settings.backend == ALONE
+        else f"{settings.ranks} × {name}"
+    )

@@ -16,6 +16,8 @@ from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, STAGING_BYTES, TRANSFER
 
 INPROCESS = "inprocess"
 """Ranks as threads of one process, CPU only."""
+ALONE = "alone"
+"""One rank of T, with nobody else there: its own work at T's sizes, without links (`alone.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,9 @@ class BenchSettings:
     )
     ranks: int = setting(2, "Ranks, one process and one device each.")
     backend: str = setting(
-        "auto", "What carries collectives: auto, shm, gloo, nccl, or inprocess (ranks as threads, CPU)."
+        "auto",
+        "What carries collectives: auto, shm, gloo, nccl, inprocess (ranks as threads, CPU), or alone (one "
+        "rank runs without the others, nothing crosses a link: capacity and sweep).",
     )
     dtype: str = setting(
         "auto",

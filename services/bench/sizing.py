@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.bench.settings import BenchSettings
+from services.bench.settings import ALONE, BenchSettings
 from splash_core.cost.footprint import Deployment, memory_account
 from splash_core.cost.precision import named_precision
 from splash_core.errors import Infeasible
@@ -90,7 +90,8 @@ def device_memory(settings: BenchSettings) -> int:
     """Bytes of one rank's device."""
     if settings.device == "cpu":
         return device_kind(settings).memory_bytes
-    return min(torch.cuda.get_device_properties(rank).total_memory for rank in range(settings.ranks))
+    gpus = 1 if settings.backend == ALONE else settings.ranks
+    return min(torch.cuda.get_device_properties(gpu).total_memory for gpu in range(gpus))
 
 
 def _needed_bytes(spec: ModelSpec, settings: BenchSettings, demand: Demand) -> int:

@@ -20,7 +20,14 @@ from typing import Any
 
 import torch
 
-from services.bench.settings import INPROCESS, BenchSettings
+from services.bench.alone import alone_comms
+from services.bench.settings import (
+    ALONE,
+    INPROCESS,
+    BenchSettings,
+    CapacitySettings,
+    SweepSettings,
+)
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
@@ -84,12 +91,18 @@ def resolved(settings: BenchSettings) -> BenchSettings:
     device = settings.device if settings.device != "auto" else ("cuda" if gpus else "cpu")
     if settings.ranks < 1:
         raise ConfigError(f"ranks must be at least 1, got {settings.ranks}")
-    if device == "cuda" and settings.ranks > gpus:
-        raise ConfigError(f"{settings.ranks} ranks need as many GPUs; this machine shows {gpus}")
+    needed = 1 if settings.backend == ALONE else settings.ranks
+    if device == "cuda" and needed > gpus:
+        raise ConfigError(f"{settings.ranks} ranks need {needed} GPUs; this machine shows {gpus}")
+    if settings.backend == ALONE and not isinstance(settings, (CapacitySettings, SweepSettings)):
+        raise ConfigError(
+            "--backend alone leaves links out, and this benchmark measures them; it is for capacity and sweep"
+        )
     if device == "cuda" and settings.backend == INPROCESS:
         raise ConfigError("inprocess ranks share one CPU process; on GPUs leave --backend out")
-    if settings.backend not in (INPROCESS, *Backend):
-        raise ConfigError(f"backend {settings.backend!r} is not one of {', '.join((INPROCESS, *Backend))}")
+    known = (ALONE, INPROCESS, *Backend)
+    if settings.backend not in known:
+        raise ConfigError(f"backend {settings.backend!r} is not one of {', '.join(known)}")
     model = settings.model if settings.model != "auto" else ("v3" if device == "cuda" else "tiny")
     dtype = settings.dtype if settings.dtype != "auto" else ("bf16" if device == "cuda" else "fp32")
     graphs = settings.graphs if settings.graphs != "auto" else ("on" if device == "cuda" else "off")
@@ -107,8 +120,12 @@ def run_spmd(program: Program, settings: BenchSettings) -> Any:
     Raises:
         GroupFailed: a rank failed; the message holds its traceback.
     """
+    started = time.monotonic()
+    if settings.backend == ALONE:
+        keep_multicast_off()
+        comms = alone_comms(settings.ranks, _device(settings, 0))
+        return program(RankHost(comms=comms, started=started), settings)
     if settings.backend == INPROCESS:
-        started = time.monotonic()
         return run_ranks(
             settings.ranks,
             lambda comms: program(RankHost(comms=comms, started=started), settings),
@@ -217,19 +234,23 @@ def _rank_main(
 
 
 def _launch_config(settings: BenchSettings, rank: int, rendezvous: str) -> LaunchConfig:
-    if settings.device == "cuda":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.ranks))
     return LaunchConfig(
         rank=RankId(rank),
         num_ranks=settings.ranks,
         rendezvous=rendezvous,
         backend=Backend(settings.backend),
-        device=device,
+        device=_device(settings, rank),
         join_timeout_s=JOIN_TIMEOUT_S,
         collective_timeout_s=settings.step_timeout_s,
         transfer_max_ctas=settings.transfer_max_ctas,
     )
+
+
+def _device(settings: BenchSettings, rank: int) -> torch.device:
+    """Where a rank computes, made the process's own."""
+    if settings.device == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        return device
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.ranks))
+    return torch.device("cpu")
