@@ -24,8 +24,7 @@ from splash_core.attention.mla import (
     append_rows,
     head_queries,
     head_values,
-    latent_queries,
-    latent_rows,
+    latents,
     project_out,
     write_places,
 )
@@ -63,9 +62,9 @@ class PassQueries(LayoutAttention):
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx = self.ctx
-        kv_NC = latent_rows(ctx, layer, x_ND, self.home_angles)
+        q_NQ, kv_NC = latents(ctx, layer, x_ND, self.home_angles)
         append_rows(ctx, layer, self._kv_route.send(kv_NC, tag="cp.route_kv_rows"), self._places)
-        q_NQ = self._q_route.send(latent_queries(ctx, layer, x_ND), tag="cp.q_to_owners")
+        q_NQ = self._q_route.send(q_NQ, tag="cp.q_to_owners")
         q_NHD = head_queries(ctx, layer, q_NQ, self._asked_angles, KIND)
         out_NHr, lse_NH = self._attention.latent(ctx, layer, absorb(ctx, layer, q_NHD, KIND))
         out_NHv = self._merge_at_home(head_values(ctx, layer, out_NHr, KIND), lse_NH)
@@ -104,12 +103,12 @@ class PassKeys(LayoutAttention):
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx, batch = self.ctx, self.batch
-        kv_NC = latent_rows(ctx, layer, x_ND, self.home_angles)
+        q_NQ, kv_NC = latents(ctx, layer, x_ND, self.home_angles)
         chunk_NC = ctx.comm.all_gather_rows(kv_NC, batch.counts, tag="cp.gather_kv_rows")
         own_KC = ctx.kernels.gather_pages(ctx.arena.layer(layer), self._own_slots).flatten(0, 1)
         history_KC = ctx.comm.all_gather_rows(own_KC, self._stripe_rows, tag="cp.gather_history")
         append_rows(ctx, layer, chunk_NC, self._places)
-        q_NHD = head_queries(ctx, layer, latent_queries(ctx, layer, x_ND), self.home_angles, KIND)
+        q_NHD = head_queries(ctx, layer, q_NQ, self.home_angles, KIND)
         out_NHv = self._attention.values(
             ctx,
             layer,

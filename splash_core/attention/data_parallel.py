@@ -10,8 +10,7 @@ from splash_core.attention.mla import (
     add_output_bias,
     append_rows,
     head_queries,
-    latent_queries,
-    latent_rows,
+    latents,
     project_out,
     write_places,
 )
@@ -35,8 +34,8 @@ class DataParallel(LayoutAttention):
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx = self.ctx
-        append_rows(ctx, layer, latent_rows(ctx, layer, x_ND, self.home_angles), self._places)
-        q_NQ = latent_queries(ctx, layer, x_ND)
+        q_NQ, kv_NC = latents(ctx, layer, x_ND, self.home_angles)
+        append_rows(ctx, layer, kv_NC, self._places)
         q_NHD = head_queries(ctx, layer, q_NQ, self.home_angles, Projection.REPLICATED)
         out_NHv = self._attention.values(ctx, layer, q_NHD, kind=Projection.REPLICATED, form=self.batch.form)
         return add_output_bias(ctx, layer, project_out(ctx, layer, out_NHv, Projection.REPLICATED))

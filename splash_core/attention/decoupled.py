@@ -26,8 +26,7 @@ from splash_core.attention.mla import (
     append_rows,
     head_queries,
     head_values,
-    latent_queries,
-    latent_rows,
+    latents,
     project_out,
     write_places,
 )
@@ -54,8 +53,8 @@ class _Decoupled(LayoutAttention):
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx, batch = self.ctx, self.batch
-        append_rows(ctx, layer, latent_rows(ctx, layer, x_ND, self.home_angles), self._places)
-        q_NQ = latent_queries(ctx, layer, x_ND)
+        q_NQ, kv_NC = latents(ctx, layer, x_ND, self.home_angles)
+        append_rows(ctx, layer, kv_NC, self._places)
         q_NQ = ctx.comm.all_gather_rows(q_NQ, batch.counts, tag=f"{self.tag}.gather_q")
         q_NHD = head_queries(ctx, layer, q_NQ, self.angles, Projection.SHARDED)
         partial_ND = project_out(ctx, layer, self._attend(layer, q_NHD), Projection.SHARDED)

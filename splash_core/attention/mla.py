@@ -13,26 +13,40 @@ from splash_core.attention.batch import Batch, IntArray
 from splash_core.attention.context import RankContext
 from splash_core.kernels import rows
 from splash_core.kernels.base import WritePlaces
-from splash_core.kernels.linear import linear, per_head
+from splash_core.kernels.linear import linear, per_head, tall
 from splash_core.kernels.rows import Angles
 from splash_core.layout.layout import Matrix, Projection
-from splash_core.model.norm import LATENT_EPS, rms_norm
-from splash_core.model.shards import LatentWeights
+from splash_core.model.norm import LATENT_EPS
 
 
-def latent_queries(ctx: RankContext, layer: int, x_ND: Tensor) -> Tensor:
-    """`[N, Q]`: what W_QB multiplies: the normalised q_a row, or the hidden row without q_lora."""
-    q_a = ctx.weights.layers[layer].q_a
-    if q_a is None:
-        return x_ND
-    return rms_norm(_linear(x_ND, q_a), q_a.norm, LATENT_EPS)
+def latents(ctx: RankContext, layer: int, x_ND: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+    """What W_QB multiplies and what is cached, of the same rows; each contiguous.
+
+    Returns:
+        q_NQ, the normalised q_a row, or the hidden row without q_lora; and kv_NC, the normalised latent, then
+        the rotated rope key.
+    """
+    down = ctx.weights.layers[layer].latent
+    down_NX, interleaved = linear(x_ND, down.weight, down.bias), ctx.rotary.interleaved
+    if down.q_norm is None:
+        kv_NC = rows.norm_and_rotate(down_NX, down.kv_norm, LATENT_EPS, angles, interleaved=interleaved)
+        return x_ND, kv_NC
+    return rows.norm_latents(down_NX, down.q_norm, down.kv_norm, LATENT_EPS, angles, interleaved=interleaved)
 
 
-def latent_rows(ctx: RankContext, layer: int, x_ND: Tensor, angles: Angles) -> Tensor:
-    """`[N, C]`: the KV rows to cache: normalised latent, then the rotated rope key."""
-    kv_a = ctx.weights.layers[layer].kv_a
-    rows_NC = _linear(x_ND, kv_a)
-    return rows.norm_and_rotate(rows_NC, kv_a.norm, LATENT_EPS, angles, interleaved=ctx.rotary.interleaved)
+def joined_latents(ctx: RankContext, layer: int, x_ND: Tensor, angles: Angles) -> Tensor:
+    """`[N, Q + C]`: both results of `latents` in one row, as TP sends them."""
+    down = ctx.weights.layers[layer].latent
+    if down.q_norm is None:
+        return torch.cat(latents(ctx, layer, x_ND, angles), dim=-1)
+    return rows.norm_joined_latents(
+        linear(x_ND, down.weight, down.bias),
+        down.q_norm,
+        down.kv_norm,
+        LATENT_EPS,
+        angles,
+        interleaved=ctx.rotary.interleaved,
+    )
 
 
 def head_queries(ctx: RankContext, layer: int, q_NQ: Tensor, angles: Angles, kind: Projection) -> Tensor:
@@ -59,7 +73,7 @@ def head_values(ctx: RankContext, layer: int, out_NHr: Tensor, kind: Projection)
 def project_out(ctx: RankContext, layer: int, out_NHv: Tensor, kind: Projection) -> Tensor:
     """`[N, d]`: W_O over the view's heads; a partial sum when the view is sharded. No bias."""
     w_Hvd = ctx.arena.projection(layer, Matrix.O, kind)
-    return torch.matmul(out_NHv.flatten(1), w_Hvd.view(-1, w_Hvd.shape[-1]))
+    return tall(out_NHv.flatten(1), w_Hvd.view(-1, w_Hvd.shape[-1]))
 
 
 def add_output_bias(ctx: RankContext, layer: int, out_ND: Tensor) -> Tensor:
@@ -78,7 +92,3 @@ def write_places(ctx: RankContext, batch: Batch, rows_N: IntArray) -> WritePlace
 def append_rows(ctx: RankContext, layer: int, rows_NC: Tensor, places: WritePlaces) -> None:
     """Write KV rows into this rank's pages of one layer."""
     ctx.kernels.append_rows(ctx.arena.layer(layer), rows_NC, places)
-
-
-def _linear(x_ND: Tensor, down: LatentWeights) -> Tensor:
-    return linear(x_ND, down.weight, down.bias)

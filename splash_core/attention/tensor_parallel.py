@@ -5,7 +5,6 @@ over all requests, W_UV and W_O shard, reduce-scatter to homes.
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from splash_core.attention.base import LayoutAttention
@@ -15,8 +14,7 @@ from splash_core.attention.mla import (
     add_output_bias,
     append_rows,
     head_queries,
-    latent_queries,
-    latent_rows,
+    joined_latents,
     project_out,
     write_places,
 )
@@ -40,10 +38,9 @@ class TensorParallel(LayoutAttention):
     def forward(self, layer: int, x_ND: Tensor) -> Tensor:
         """As the base class says."""
         ctx, batch = self.ctx, self.batch
-        q_NQ = latent_queries(ctx, layer, x_ND)
-        kv_NC = latent_rows(ctx, layer, x_ND, self.home_angles)
-        rows = ctx.comm.all_gather_rows(torch.cat([q_NQ, kv_NC], -1), batch.counts, tag="tp.gather_rows")
-        q_NQ, kv_NC = rows.split([q_NQ.shape[-1], kv_NC.shape[-1]], dim=-1)
+        home_NX = joined_latents(ctx, layer, x_ND, self.home_angles)
+        rows_NX = ctx.comm.all_gather_rows(home_NX, batch.counts, tag="tp.gather_rows")
+        q_NQ, kv_NC = rows_NX.split([ctx.spec.q_in, ctx.spec.kv_row], dim=-1)
         append_rows(ctx, layer, kv_NC, self._places)
         q_NHD = head_queries(ctx, layer, q_NQ, self.angles, Projection.SHARDED)
         out_NHv = self._attention.values(ctx, layer, q_NHD, kind=Projection.SHARDED, form=batch.form)

@@ -19,7 +19,7 @@ from splash_core.model.embedding import embed_partial
 from splash_core.model.logits import logits_partial
 from splash_core.model.mlp import dense_ffn
 from splash_core.model.moe import moe_ffn
-from splash_core.model.norm import rms_norm
+from splash_core.model.norm import add_and_norm, rms_norm
 from splash_core.model.shards import DenseShard
 
 
@@ -40,11 +40,15 @@ def hidden_rows(
     attention.begin()
     partial_ND = embed_partial(attention.tokens_N, ctx.weights.embedding)
     h_ND = ctx.comm.reduce_scatter_rows(partial_ND, batch.counts, tag="embed.scatter")
-    for layer, weights in enumerate(ctx.weights.layers):
+    layers, eps = ctx.weights.layers, ctx.spec.rms_eps
+    x_ND = rms_norm(h_ND, layers[0].input_norm_D, eps)
+    for layer, weights in enumerate(layers):
         wait_layer(layer)
-        eps = ctx.spec.rms_eps
-        h_ND = h_ND + attention.forward(layer, rms_norm(h_ND, weights.input_norm_D, eps))
-        h_ND = h_ND + _ffn(ctx, batch, layer, rms_norm(h_ND, weights.post_norm_D, eps))
+        h_ND, x_ND = add_and_norm(h_ND, attention.forward(layer, x_ND), weights.post_norm_D, eps)
+        ffn_ND = _ffn(ctx, batch, layer, x_ND)
+        if layer + 1 == len(layers):
+            return h_ND + ffn_ND
+        h_ND, x_ND = add_and_norm(h_ND, ffn_ND, layers[layer + 1].input_norm_D, eps)
     return h_ND
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -13,7 +14,8 @@ from splash_core.attention.static_torch import StaticTorchAttention, StaticTorch
 from splash_core.dist.comm import Comm
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.recording import CudaGraphs, Recorder, Rerun
-from splash_core.kernels.cuda_kernels import CudaKernels
+from splash_core.kernels.base import Kernels
+from splash_core.kernels.cuda_kernels import RecordedCudaKernels
 from splash_core.kernels.uploads import StepBuffer
 from splash_core.layout.layout import Layout
 
@@ -52,7 +54,7 @@ def decode_graphs(
     return DecodeGraphs(
         ctx if comm is None else replace(ctx, comm=comm),
         recorder=recorder or recorder_for(ctx.device),
-        static_context=_static_context,
+        static_context=partial(_static_context, _side_stream(ctx.device)),
         buckets=buckets,
         buffer_bytes=_ALIGNMENT_BYTES + rows * per_row,
     )
@@ -64,9 +66,17 @@ def max_pages(ctx: RankContext) -> int:
     return min(longest, ctx.arena.map.num_slots)
 
 
-def _static_context(ctx: RankContext, layout: Layout, bucket: int, buffer: StepBuffer) -> RankContext:
-    on_gpu = ctx.device.type == "cuda"
-    kernels = CudaKernels(buffer) if on_gpu else StaticTorchKernels(ctx.device, buffer)
+def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """One for all recorded steps of a rank, of which one runs at a time."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+def _static_context(
+    side: torch.cuda.Stream | None, ctx: RankContext, layout: Layout, bucket: int, buffer: StepBuffer
+) -> RankContext:
+    kernels: Kernels = (
+        StaticTorchKernels(ctx.device, buffer) if side is None else RecordedCudaKernels(buffer, side)
+    )
     if not isinstance(ctx.attention, LibraryAttention):
         attention = StaticTorchAttention(kernels, max_pages=max_pages(ctx))
         return replace(ctx, kernels=kernels, attention=attention)

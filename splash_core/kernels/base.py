@@ -7,13 +7,16 @@ Legend: S slots, P page size, C = r + p (one latent row), M pages, N rows, T par
 head's value, D hidden, I width of an FFN, E_j experts of this rank, K experts per row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+A = TypeVar("A")
+B = TypeVar("B")
 IntArray = NDArray[np.int64]
 
 
@@ -72,6 +75,10 @@ class Kernels(Protocol):
         `lse` is a natural logarithm in at least fp32. Where a part saw no key it is -inf, and the part's
         output is 0; so is the merged output of a row that no part saw.
         """
+        ...
+
+    def side_by_side(self, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+        """Compute two things of which neither needs the other, at once where that is faster."""
         ...
 
     def moe_experts(

@@ -1,6 +1,6 @@
 """Matrix products with weights, in the orientation that is fast for the number of rows.
 
-Legend: N rows, I inputs, O outputs, H heads, X more columns.
+Legend: N rows, I or K inputs, O outputs, H heads, X more columns.
 """
 
 import torch
@@ -17,6 +17,16 @@ def linear(x_NI: Tensor, w_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return F.linear(x_NI, w_OI, bias_O)
     out_NO = torch.mm(w_OI, x_NI.t()).t().contiguous()
     return out_NO if bias_O is None else out_NO + bias_O
+
+
+def tall(x_NK: Tensor, w_KO: Tensor) -> Tensor:
+    """`x·W`, `[N, O]`: a product with a long inner dimension K, of rows as W is stored."""
+    if x_NK.is_cuda:
+        from splash_core.kernels import triton_products
+
+        if triton_products.serves(x_NK, w_KO):
+            return triton_products.product(x_NK, w_KO)
+    return torch.matmul(x_NK, w_KO)
 
 
 def per_head(x_NHI: Tensor, w_HIO: Tensor, tail: Tensor | None = None) -> Tensor:

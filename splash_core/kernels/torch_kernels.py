@@ -3,6 +3,7 @@
 Legend: see `kernels/base.py`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splash_core.kernels import reference
-from splash_core.kernels.base import Experts, IntArray, WritePlaces
+from splash_core.kernels.base import A, B, Experts, IntArray, WritePlaces
 from splash_core.kernels.ffn import gated_ffn
 from splash_core.layout.ownership import NO_SLOT
 
@@ -57,6 +58,10 @@ class TorchKernels:
     def merge_by_lse(self, out_TNHv: Tensor, lse_TNH: Tensor) -> Tensor:
         """As the protocol says."""
         return reference.merge_by_lse(out_TNHv, lse_TNH)
+
+    def side_by_side(self, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+        """As the protocol says: one after the other."""
+        return first(), second()
 
     def moe_experts(
         self, out_ND: Tensor, x_ND: Tensor, ids_NK: Tensor, weights_NK: Tensor, experts: Experts

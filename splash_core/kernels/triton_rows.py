@@ -13,27 +13,6 @@ _HEADS = 8
 
 
 @triton.jit
-def _rms_norm(
-    x,
-    weight,
-    out,
-    row_stride,
-    eps,
-    width: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, block)
-    inside = at < width
-    values = tl.load(x + row * row_stride + at, mask=inside, other=0.0).to(tl.float32)
-    normed = values * tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
-    # Rounded before the weight is applied, as the reference models do.
-    normed = normed.to(out.dtype.element_ty).to(tl.float32)
-    normed *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, normed.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def _rotate_in_place(
     x,
     cos,
@@ -69,47 +48,6 @@ def _rotate_in_place(
 
 
 @triton.jit
-def _norm_and_rotate(
-    rows,
-    weight,
-    cos,
-    sin,
-    out,
-    row_stride,
-    eps,
-    latent: tl.constexpr,
-    pairs: tl.constexpr,
-    interleaved: tl.constexpr,
-    latent_block: tl.constexpr,
-    pair_block: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    source = rows + row * row_stride
-    target = out + row * (latent + 2 * pairs)
-    at = tl.arange(0, latent_block)
-    inside = at < latent
-    values = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
-    normed = values * tl.rsqrt(tl.sum(values * values, axis=0) / latent + eps)
-    normed = normed.to(out.dtype.element_ty).to(tl.float32)
-    normed *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(target + at, normed.to(out.dtype.element_ty), mask=inside)
-    pair = tl.arange(0, pair_block)
-    is_pair = pair < pairs
-    if interleaved:
-        from_first, from_second = 2 * pair, 2 * pair + 1
-    else:
-        from_first, from_second = pair, pair + pairs
-    first = tl.load(source + latent + from_first, mask=is_pair, other=0.0).to(tl.float32)
-    second = tl.load(source + latent + from_second, mask=is_pair, other=0.0).to(tl.float32)
-    cosine = tl.load(cos + row * pairs + pair, mask=is_pair, other=0.0).to(tl.float32)
-    sine = tl.load(sin + row * pairs + pair, mask=is_pair, other=0.0).to(tl.float32)
-    low = first * cosine - second * sine
-    high = second * cosine + first * sine
-    tl.store(target + latent + pair, low.to(out.dtype.element_ty), mask=is_pair)
-    tl.store(target + latent + pairs + pair, high.to(out.dtype.element_ty), mask=is_pair)
-
-
-@triton.jit
 def _silu_mul(
     gate_up,
     out,
@@ -123,26 +61,6 @@ def _silu_mul(
     up = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
     value = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + row * width + at, value.to(out.dtype.element_ty), mask=inside)
-
-
-def rms_norm(x_ND: Tensor, w_D: Tensor, eps: float) -> Tensor:
-    """As `rows.rms_norm`; rows may be any stride apart."""
-    num_rows, width = x_ND.shape
-    assert x_ND.stride(1) == 1, f"rows of strides {x_ND.stride()}"
-    out_ND = x_ND.new_empty(num_rows, width)
-    if num_rows:
-        block = triton.next_power_of_2(width)
-        _rms_norm[(num_rows,)](
-            x_ND,
-            w_D,
-            out_ND,
-            x_ND.stride(0),
-            eps,
-            width=width,
-            block=block,
-            num_warps=min(max(block // 512, 1), 16),
-        )
-    return out_ND
 
 
 def rotate_in_place(x_NHp: Tensor, angles: tuple[Tensor, Tensor], *, interleaved: bool) -> None:
@@ -166,36 +84,6 @@ def rotate_in_place(x_NHp: Tensor, angles: tuple[Tensor, Tensor], *, interleaved
             block=triton.next_power_of_2(width // 2),
             num_warps=1,
         )
-
-
-def norm_and_rotate(
-    rows_NC: Tensor, w_r: Tensor, eps: float, angles: tuple[Tensor, Tensor], *, interleaved: bool
-) -> Tensor:
-    """As `rows.norm_and_rotate`; rows may be any stride apart."""
-    num_rows, width = rows_NC.shape
-    latent, (cos, sin) = w_r.shape[0], angles
-    pairs = (width - latent) // 2
-    assert rows_NC.stride(1) == 1, f"rows of strides {rows_NC.stride()}"
-    assert cos.is_contiguous()
-    assert sin.is_contiguous()
-    out_NC = rows_NC.new_empty(num_rows, width)
-    if num_rows:
-        _norm_and_rotate[(num_rows,)](
-            rows_NC,
-            w_r,
-            cos,
-            sin,
-            out_NC,
-            rows_NC.stride(0),
-            eps,
-            latent=latent,
-            pairs=pairs,
-            interleaved=interleaved,
-            latent_block=triton.next_power_of_2(latent),
-            pair_block=triton.next_power_of_2(pairs),
-            num_warps=2,
-        )
-    return out_NC
 
 
 def silu_mul(gate_up_NX: Tensor) -> Tensor:

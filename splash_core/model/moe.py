@@ -63,11 +63,18 @@ def _route_on_gpu(logits_NE: Tensor, bias_E: Tensor | None, spec: ModelSpec) -> 
     return route(logits_NE, bias_E, rule)
 
 
+def _logits(x_ND: Tensor, gate_ED: Tensor, work: torch.dtype) -> Tensor:
+    """`[N, E]` in `work`. Products of bf16 numbers are exact in fp32, so there nothing is copied first."""
+    if x_ND.is_cuda and x_ND.dtype is gate_ED.dtype is torch.bfloat16:
+        return torch.mm(x_ND, gate_ED.t(), out_dtype=work)
+    return F.linear(x_ND.to(work), gate_ED.to(work))
+
+
 def route(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """Each row's experts and their weights: ids `[N, K]`, weights `[N, K]` in at least fp32."""
     assert spec.moe is not None
     work = at_least_fp32(x_ND.dtype)
-    logits_NE = F.linear(x_ND.to(work), shard.gate_ED.to(work))
+    logits_NE = _logits(x_ND, shard.gate_ED, work)
     bias_E = None if spec.family is Family.V2 else shard.correction_bias_E
     assert spec.family is Family.V2 or bias_E is not None
     if logits_NE.is_cuda and work is torch.float32:
@@ -79,8 +86,10 @@ def route(x_ND: Tensor, shard: MoeShard, spec: ModelSpec) -> tuple[Tensor, Tenso
 
 def moe_ffn(x_ND: Tensor, shard: MoeShard, spec: ModelSpec, kernels: Kernels) -> Tensor:
     """This rank's term of the MoE layer's sum over ranks: its experts and its share of the shared ones."""
-    ids_NK, weights_NK = route(x_ND, shard, spec)
-    out_ND = torch.zeros_like(x_ND) if shard.shared is None else dense_ffn(x_ND, shard.shared)
+    (ids_NK, weights_NK), out_ND = kernels.side_by_side(
+        lambda: route(x_ND, shard, spec),
+        lambda: torch.zeros_like(x_ND) if shard.shared is None else dense_ffn(x_ND, shard.shared),
+    )
     experts = Experts(
         first=shard.first,
         num_in_layer=shard.gate_ED.shape[0],

@@ -11,3 +11,8 @@ LATENT_EPS = 1e-6
 def rms_norm(x_ND: Tensor, w_D: Tensor, eps: float) -> Tensor:
     """`x / sqrt(mean(x²) + eps) · w` over the last dim; result in x's dtype."""
     return rows.rms_norm(x_ND, w_D, eps)
+
+
+def add_and_norm(h_ND: Tensor, more_ND: Tensor, w_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual stream after a block: `h + more`, and its norm for the next block."""
+    return rows.add_and_norm(h_ND, more_ND, w_D, eps)

@@ -23,11 +23,15 @@ class VocabShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentWeights:
-    """A replicated down-projection with its norm: q_a (`[r_q, d]`) or kv_a (`[r+p, d]`, norm over r)."""
+    """The replicated down-projections of one layer, q_a above kv_a: one product with the same rows."""
 
     weight: Tensor
+    """`[r_q + r + p, d]`; without q_lora `[r + p, d]`."""
     bias: Tensor | None
-    norm: Tensor
+    q_norm: Tensor | None
+    """`[r_q]`; None: the model has no q_lora, and W_QB applies to the normed hidden state."""
+    kv_norm: Tensor
+    """`[r]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class MoeShard:
     """This rank's experts `first … last-1`, the whole router, and a share of the shared experts."""
 
     gate_ED: Tensor
-    """Router, at least fp32."""
+    """Router: at least fp32, or bf16 where model and checkpoint both are: no bit is lost."""
     correction_bias_E: Tensor | None
     """V3: added to the scores for the choice only; at least fp32."""
     first: int
@@ -63,9 +67,7 @@ class LayerWeights:
 
     input_norm_D: Tensor
     post_norm_D: Tensor
-    q_a: LatentWeights | None
-    """None: the model has no q_lora, and W_QB applies to the normed hidden state."""
-    kv_a: LatentWeights
+    latent: LatentWeights
     o_bias_D: Tensor | None
     ffn: DenseShard | MoeShard
 

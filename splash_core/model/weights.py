@@ -63,7 +63,7 @@ def load_shard(
         spec: its model.
         rank: 0 … num_ranks-1.
         num_ranks: T.
-        dtype: element type of the weights; the router stays in at least fp32.
+        dtype: element type of the weights; the router's never loses a bit.
         device: where they go.
     """
     loader = _Loader(reader=reader, spec=spec, rank=rank, num_ranks=num_ranks, dtype=dtype, device=device)
@@ -114,10 +114,7 @@ class _Loader:
         return LayerWeights(
             input_norm_D=self.read(norms + "input_layernorm.weight"),
             post_norm_D=self.read(norms + "post_attention_layernorm.weight"),
-            q_a=None
-            if self.spec.q_lora_rank is None
-            else self.latent(prefix + "q_a_proj", prefix + "q_a_layernorm"),
-            kv_a=self.latent(prefix + "kv_a_proj_with_mqa", prefix + "kv_a_layernorm"),
+            latent=self.latent(prefix),
             o_bias_D=self.optional(prefix + "o_proj.bias", present=self.spec.attention_bias),
             ffn=(
                 self.moe(mlp(layer), moe)
@@ -126,11 +123,18 @@ class _Loader:
             ),
         )
 
-    def latent(self, projection: str, norm: str) -> LatentWeights:
+    def latent(self, prefix: str) -> LatentWeights:
+        """Both down-projections as one matrix."""
+        has_q = self.spec.q_lora_rank is not None
+        projections = [prefix + name for name in ("q_a_proj", "kv_a_proj_with_mqa")[not has_q :]]
+        bias = None
+        if self.spec.attention_bias:
+            bias = torch.cat([self.read(name + ".bias") for name in projections])
         return LatentWeights(
-            weight=self.read(projection + ".weight"),
-            bias=self.optional(projection + ".bias", present=self.spec.attention_bias),
-            norm=self.read(norm + ".weight"),
+            weight=torch.cat([self.read(name + ".weight") for name in projections]),
+            bias=bias,
+            q_norm=self.optional(prefix + "q_a_layernorm.weight", present=has_q),
+            kv_norm=self.read(prefix + "kv_a_layernorm.weight"),
         )
 
     def dense(self, prefix: str, width: int) -> DenseShard:
@@ -152,7 +156,7 @@ class _Loader:
             gate_up, down = self.separate_experts(prefix, moe, first, last)
         has_bias = self.spec.family is not Family.V2
         return MoeShard(
-            gate_ED=self.read(prefix + "gate.weight", dtype=work),
+            gate_ED=self.router(prefix + "gate.weight"),
             correction_bias_E=(
                 self.read(prefix + "gate.e_score_correction_bias", dtype=work) if has_bias else None
             ),
@@ -164,6 +168,12 @@ class _Loader:
             if moe.num_shared
             else None,
         )
+
+    def router(self, name: str) -> Tensor:
+        stored = self.reader.read(name)
+        exact = stored.dtype is torch.bfloat16 is self.dtype
+        work = self.dtype if exact else at_least_fp32(self.dtype)
+        return stored.to(device=self.device, dtype=work).contiguous()
 
     def separate_experts(self, prefix: str, moe: MoeSpec, first: int, last: int) -> tuple[Tensor, Tensor]:
         """One tensor per expert and matrix → `[E_j, 2·I, D]`, `[E_j, D, I]`, filled in place."""

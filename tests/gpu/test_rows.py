@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from splash_core.kernels import rows
-from splash_core.kernels.linear import per_head
-from splash_core.model.moe import _route_v2, _route_v3
+from splash_core.kernels.linear import per_head, tall
+from splash_core.model.moe import _logits, _route_v2, _route_v3
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -42,6 +42,47 @@ def test_rms_norm(dtype: torch.dtype, num_rows: int, width: int) -> None:
     x_ND, w_D = randn(num_rows, width + 64, dtype=dtype)[:, 64:], randn(width, dtype=dtype)
     want = rows.rms_norm(x_ND.double(), w_D.double(), 1e-6)
     assert_close(rows.rms_norm(x_ND, w_D, 1e-6), want, dtype, "rms_norm")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 77])
+@pytest.mark.parametrize("width", [7168, 48, 33])
+def test_the_stream_is_added_to_and_normalised_at_once(dtype: torch.dtype, num_rows: int, width: int) -> None:
+    h_ND, more_ND = randn(num_rows, width, dtype=dtype), randn(num_rows, width, dtype=dtype)
+    w_D = randn(width, dtype=dtype)
+    total_ND, normed_ND = rows.add_and_norm(h_ND, more_ND, w_D, 1e-6)
+    assert torch.equal(total_ND, h_ND + more_ND)
+    assert torch.equal(normed_ND, rows.rms_norm(total_ND, w_D, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(("num_rows", "query"), [(0, 1536), (1, 1536), (77, 1536), (5, 33)])
+def test_both_latents_of_one_product(
+    dtype: torch.dtype, interleaved: bool, num_rows: int, query: int
+) -> None:
+    down_NX, w_q = randn(num_rows, query + 512 + 64, dtype=dtype), randn(query, dtype=dtype)
+    w_r, angle = randn(512, dtype=dtype), 100 * torch.rand(num_rows, 32, device=CUDA)
+    angles = angle.cos(), angle.sin()
+    q_NQ, kv_NC = rows.norm_latents(down_NX, w_q, w_r, 1e-6, angles, interleaved=interleaved)
+    assert q_NQ.is_contiguous()
+    assert kv_NC.is_contiguous()
+    assert_close(q_NQ, rows.rms_norm(down_NX[:, :query].double(), w_q.double(), 1e-6), dtype, "query")
+    kv, wide = down_NX[:, query:].double(), (angles[0].double(), angles[1].double())
+    want = rows.norm_and_rotate(kv, w_r.double(), 1e-6, wide, interleaved=interleaved)
+    assert_close(kv_NC, want, dtype, "latent")
+    joined = rows.norm_joined_latents(down_NX, w_q, w_r, 1e-6, angles, interleaved=interleaved)
+    assert torch.equal(joined, torch.cat([q_NQ, kv_NC], dim=-1))
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 300])
+def test_a_router_in_bf16_gives_the_logits_of_one_in_fp32(num_rows: int) -> None:
+    x_ND, gate_ED = randn(num_rows, 7168, dtype=torch.bfloat16), randn(256, 7168, dtype=torch.bfloat16)
+    got = _logits(x_ND, gate_ED, torch.float32)
+    want = x_ND.double() @ gate_ED.double().t()
+    assert got.dtype is torch.float32
+    plain = (x_ND.float() @ gate_ED.float().t() - want).abs().max().item()
+    assert (got - want).abs().max().item() <= 4 * plain + 1e-6 * want.abs().max().item()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,6 +132,16 @@ def test_products_per_head_land_in_place(dtype: torch.dtype, num_rows: int) -> N
         error = (got[..., :512].double() - want).abs().max() / want.abs().max()
         assert error <= max(LIMITS[dtype], 1e-5), f"{error:.2e}"
     assert per_head(x_NHI[..., :128], w_HIO).shape == (num_rows, 16, 512)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 17, 64, 65, 0])
+@pytest.mark.parametrize(("inner", "outputs"), [(16384, 7168), (8192, 256), (8256, 256), (512, 384)])
+def test_products_of_few_rows_with_tall_matrices(num_rows: int, inner: int, outputs: int) -> None:
+    x_NK = randn(num_rows, inner + 8, dtype=torch.bfloat16)[:, :inner]
+    w_KO = randn(inner, outputs, dtype=torch.bfloat16)
+    got = tall(x_NK, w_KO)
+    assert_close(got, x_NK.double() @ w_KO.double(), torch.bfloat16, "tall")
+    assert torch.equal(got, tall(x_NK, w_KO)), "the same rows, other bits"
 
 
 @pytest.mark.parametrize(

@@ -150,10 +150,15 @@ def test_tied_head_biases_and_absent_q_a(tiny_v3_dense: Path) -> None:
     (weights,) = load_all(tiny_v3_dense, 1)
     assert weights.lm_head is weights.embedding
     layer = weights.layers[0]
-    assert layer.q_a is None
+    assert layer.latent.q_norm is None
     assert layer.o_bias_D is not None
-    assert layer.kv_a.bias is not None
-    assert (layer.o_bias_D.shape, layer.kv_a.bias.shape, layer.kv_a.norm.shape) == ((64,), (40,), (32,))
+    assert layer.latent.bias is not None
+    assert (layer.o_bias_D.shape, layer.latent.bias.shape, layer.latent.kv_norm.shape) == (
+        (64,),
+        (40,),
+        (32,),
+    )
+    assert layer.latent.weight.shape == (40, 64)
 
 
 def test_each_rank_reads_only_its_share_and_reports_it(tiny_v3: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from splash_core.kernels.torch_kernels import TorchKernels
 from splash_core.model.checkpoint import Checkpoint
 from splash_core.model.mlp import dense_ffn
 from splash_core.model.moe import moe_ffn, route
+from splash_core.model.random_weights import RandomReader
 from splash_core.model.shards import DenseShard, MoeShard
 from splash_core.model.weights import load_shard
 from splash_core.spec.model import ModelSpec
@@ -107,6 +109,19 @@ def test_dense_ffn_sums_to_the_reference(tiny_v3: Path, num_ranks: int) -> None:
         parts.append(dense_ffn(x_ND, shard))
     want = hf_model(tiny_v3).model.layers[0].mlp(x_ND).detach()
     assert (torch.stack(parts).sum(dim=0) - want).abs().max() < 1e-5
+
+
+def test_a_router_stored_in_bf16_stays_so_and_loses_no_bit(tiny_v3: Path) -> None:
+    spec = ModelSpec.from_checkpoint(tiny_v3)
+    reader = RandomReader(spec, seed=3, dtype=torch.bfloat16, device=CPU)
+    layer = load_shard(reader, spec, 0, 1, torch.bfloat16, CPU).layers[1]
+    assert isinstance(layer.ffn, MoeShard)
+    assert layer.ffn.gate_ED.dtype is torch.bfloat16
+    x_ND = rows(8, spec.hidden, torch.bfloat16)
+    ids, weights = route(x_ND, layer.ffn, spec)
+    wide_ids, wide = route(x_ND, replace(layer.ffn, gate_ED=layer.ffn.gate_ED.float()), spec)
+    assert torch.equal(ids, wide_ids)
+    assert torch.equal(weights, wide)
 
 
 def test_router_stays_fp32_in_a_bf16_model(tiny_v3: Path) -> None:

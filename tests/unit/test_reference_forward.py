@@ -32,15 +32,14 @@ def absorbed_attention(
     q_b, kv_b, o = (
         read_projection(checkpoint, spec, index, matrix, 0, spec.heads).to(x_ND.dtype) for matrix in Matrix
     )
-    q_in = x_ND
-    if layer.q_a is not None:
-        q_a = torch.nn.functional.linear(x_ND, layer.q_a.weight, layer.q_a.bias)
-        q_in = rms_norm(q_a, layer.q_a.norm, LATENT_EPS)
+    down, q_in = layer.latent, x_ND
+    q_a, kv = torch.nn.functional.linear(x_ND, down.weight, down.bias).tensor_split([-spec.kv_row], dim=-1)
+    if down.q_norm is not None:
+        q_in = rms_norm(q_a, down.q_norm, LATENT_EPS)
     q_NHD = (q_in @ q_b.t()).view(num, spec.heads, spec.qk_dim)
-    kv = torch.nn.functional.linear(x_ND, layer.kv_a.weight, layer.kv_a.bias)
     latent, k_rope = kv.split((spec.kv_lora_rank, spec.rope_dim), dim=-1)
     positions = torch.arange(num)
-    row = torch.cat((rms_norm(latent, layer.kv_a.norm, LATENT_EPS), table.rotate(k_rope, positions)), dim=-1)
+    row = torch.cat((rms_norm(latent, down.kv_norm, LATENT_EPS), table.rotate(k_rope, positions)), dim=-1)
     q_nope, q_rope = q_NHD.split((spec.nope_dim, spec.rope_dim), dim=-1)
     w_uk, w_uv = kv_b.split((spec.nope_dim, spec.v_dim), dim=1)
     query = torch.cat((torch.einsum("thn,hnr->thr", q_nope, w_uk), table.rotate(q_rope, positions)), dim=-1)
