@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from splash_core.dist.comm import Comm, RankComms, Transfer
+from splash_core.dist.counting import CountingComm
 from splash_core.ids import RankId
 
 _SEED = 0x5EED
@@ -98,4 +99,5 @@ class AloneComm(Comm):
 
 def alone_comms(num_ranks: int, device: torch.device) -> RankComms:
     """What rank 0 of `num_ranks` talks through, where nobody else is."""
-    return RankComms(compute=AloneComm(num_ranks), transfer=AloneComm(num_ranks), device=device)
+    compute = CountingComm(AloneComm(num_ranks))
+    return RankComms(compute=compute, transfer=AloneComm(num_ranks), device=device)

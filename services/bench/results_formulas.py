@@ -118,6 +118,17 @@ copies, FlashInfer's MLA and large products: splash_core/spec/hardware.py).
                        together, beside the time that they took; the same for all layouts, an even share
                        for every rank
     of floor         = floor / decode time; floor / Σ step times
+
+With `backend alone` one rank of T runs on a device without the others (rank 0, which has no fewer rows than
+any other): shapes, memory and its computation are those of T ranks, and what others would send is made up on
+the device from its own rows. Links are added afterwards, so `together` is an estimate and no measurement of T
+devices. At T = 2 it is 2 to 3 % below what two GPUs measured for the same steps.
+
+    alone    = decode time − time of the stand-ins for collectives (prefill: Σ step times, stand-ins included)
+    links    = decode: p50 of the collectives of such a step, as above, of the newest sweep over real links
+               with the same layout and home rows a rank, whatever its T; prefill: bytes that the rank
+               receives in collectives / the device's measured all-gather rate (304 GB/s), none of it hidden
+    together = alone + links; of its: together / the peer's time for the same cell on T devices
 """
 
 AGREEMENT = """### Agreement

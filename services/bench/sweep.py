@@ -18,6 +18,7 @@ from services.bench.sizing import Demand, device_kind
 from services.bench.spmd import RankHost
 from services.bench.step_collectives import StepCollectives
 from splash_core.cost.precision import named_precision
+from splash_core.dist.counting import CountingComm
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import RankId, SeqId
 from splash_core.layout.layout import Layout
@@ -123,7 +124,17 @@ class _Sweep:
             "steps": len(counted[0]),
             "reps": len(counted),
             **self._prefill_floor(cell, seconds * 1e3),
+            **self._left_out(),
         }
+
+    def _left_out(self) -> dict[str, Any]:
+        """What the last prefill would have received over links, where there are none."""
+        comm = self._rig.host.comms.compute
+        if not isinstance(comm, CountingComm):
+            return {}
+        received = comm.received_bytes()
+        rate = device_kind(self._settings).link_bps
+        return {"received_bytes": received, "links_ms": 1e3 * received / rate}
 
     def _prefill_floor(self, cell: _Cell, total_ms: float) -> dict[str, Any]:
         if self._floors is None:
@@ -134,6 +145,8 @@ class _Sweep:
     def _prefill_once(self, cell: _Cell) -> list[float]:
         """Times of the steps, in milliseconds."""
         rig, settings = self._rig, self._settings
+        if isinstance(rig.host.comms.compute, CountingComm):
+            rig.host.comms.compute.reset()
         rig.group.clear()
         rig.group.place(cell.batch, 0)
         owners = {seq: rig.group.owner(seq) for seq in rig.group.seqs}

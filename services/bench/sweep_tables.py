@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from services.bench.alone_tables import alone_table, is_alone
 from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
 
 Document = Mapping[str, Any]
@@ -11,6 +12,8 @@ Column = Callable[[Row], str]
 
 def sweep_table(document: Document, documents: Sequence[Document]) -> str:
     """What was measured, then what did not fit."""
+    if is_alone(document):
+        return alone_table(document, documents)
     columns: dict[str, Column] = {
         "phase": lambda row: row["phase"],
         "layout": lambda row: row["layout"],
@@ -91,7 +94,13 @@ def _cell(row: Row) -> tuple[Any, ...]:
 def _pairs(peer: Document, documents: Sequence[Document]) -> list[Row]:
     """Cells of the peer that a sweep on GPUs has measured, its latest figure of each number of GPUs."""
     ours: dict[tuple[Any, ...], dict[int, Row]] = {}
-    sweeps = [d for d in documents if d["bench"] == "sweep" and d["settings"].get("device") == "cuda"]
+    sweeps = [
+        document
+        for document in documents
+        if document["bench"] == "sweep"
+        and document["settings"].get("device") == "cuda"
+        and not is_alone(document)
+    ]
     for document in sorted(sweeps, key=lambda document: document["date"]):
         gpus = document["settings"]["ranks"]
         for row in document["rows"]:

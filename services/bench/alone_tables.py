@@ -1,0 +1,94 @@
+"""Tables of a sweep of one rank by itself: its own time, what links would add, and a peer's beside both."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from services.bench.results_tables import Row, milliseconds, number, with_reasons
+from services.bench.settings import ALONE
+
+Document = Mapping[str, Any]
+
+
+def is_alone(document: Document) -> bool:
+    """True for a document of one rank without the others."""
+    return document["settings"].get("backend") == ALONE
+
+
+def alone_table(document: Document, documents: Sequence[Document]) -> str:
+    """What one rank took, with the time of links added (formulas on the page)."""
+    links = _links_of(document, documents)
+    rows = [_with_links(row, links, document["settings"]["ranks"]) for row in document["rows"]]
+    columns: dict[str, Callable[[Row], str]] = {
+        "phase": lambda row: row["phase"],
+        "layout": lambda row: row["layout"],
+        "B": lambda row: number(row["batch"]),
+        "input": lambda row: number(row["input"]),
+        "alone ms": lambda row: milliseconds(row["alone_ms"]),
+        "links ms": lambda row: milliseconds(row.get("links_ms")),
+        "together": lambda row: milliseconds(row.get("together_ms")),
+        "tokens/s": _rate,
+    }
+    for peer in (other for other in documents if other["bench"] == "peer"):
+        if peer["settings"].get("ranks") == document["settings"]["ranks"]:
+            columns |= _peer_columns(peer)
+    return with_reasons(columns, rows, lambda r: f"{r['phase']} {r['layout']}, {r['batch']} × {r['input']}")
+
+
+def _cell(row: Row) -> tuple[Any, ...]:
+    return row["phase"], row["layout"], row["batch"], row["input"]
+
+
+def _links_of(document: Document, documents: Sequence[Document]) -> dict[tuple[str, int], float]:
+    """Time of a decode step's collectives by layout and home rows, of the newest sweeps over real links."""
+    links: dict[tuple[str, int], float] = {}
+    sweeps = [other for other in documents if other["bench"] == "sweep" and not is_alone(other)]
+    for other in sorted(sweeps, key=lambda other: other["date"]):
+        settings = other["settings"]
+        if any(settings.get(key) != document["settings"].get(key) for key in ("model", "layers", "device")):
+            continue
+        for row in other["rows"]:
+            if "collectives_ms" in row:
+                home_rows = -(-row["batch"] // settings["ranks"])
+                links[row["layout"], home_rows] = row["collectives_ms"]
+    return links
+
+
+def _with_links(row: Row, links: Mapping[tuple[str, int], float], ranks: int) -> Row:
+    if "reason" in row:
+        return row
+    if row["phase"] == "prefill":
+        alone, more = row["total_ms_p50"], row.get("links_ms")
+    else:
+        # What stood in for the collectives is taken out again.
+        alone = row["step_ms_p50"] - row["collectives_ms"]
+        more = links.get((row["layout"], -(-row["batch"] // ranks)))
+    figures = {"alone_ms": alone}
+    if more is not None:
+        figures |= {"links_ms": more, "together_ms": alone + more}
+    return {**row, **figures}
+
+
+def _rate(row: Row) -> str:
+    """Of a prefill the prompt's tokens, of a decode step one of each request."""
+    if "together_ms" not in row:
+        return ""
+    tokens = row["batch"] * (row["input"] if row["phase"] == "prefill" else 1)
+    return number(tokens / row["together_ms"] * 1e3)
+
+
+def _peer_columns(peer: Document) -> dict[str, Callable[[Row], str]]:
+    known = {_cell(row): row for row in peer["rows"]}
+
+    def theirs(row: Row) -> float | None:
+        other = known.get(_cell(row))
+        if other is None or "together_ms" not in row:
+            return None
+        if row["phase"] == "prefill":
+            return row["batch"] * row["input"] / other["tokens_per_s"] * 1e3
+        return other["step_ms_p50"]
+
+    def ratio(row: Row) -> str:
+        other = theirs(row)
+        return "" if other is None else f"{row['together_ms'] / other:.2f}"
+
+    return {f"{peer['settings']['engine']}: ms": lambda row: milliseconds(theirs(row)), "of its": ratio}
