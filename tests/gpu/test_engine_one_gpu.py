@@ -1,0 +1,87 @@
+"""The engine on one GPU that T ranks share as threads: logits of every layout, and tokens over every switch.
+
+Run with `python -m pytest -m gpu tests/gpu/test_engine_one_gpu.py`. The reference is transformers on the CPU.
+What needs a GPU for each rank (NCCL, CUDA graphs, peers' memory) is in `test_engine.py`.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from splash_core.dist.inprocess import run_ranks
+from splash_core.layout.layout import Layout
+from splash_core.switch.manifest import SwitchMode
+from tests.support.comm_cases import Script, assert_matches, run_script, scripts
+from tests.support.engine_cases import DIRECTIONS, FAMILIES, STANDARD_DIRECTIONS
+from tests.support.one_device import OneDevice, SharingGroup, check_order, one_gpu
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+_STILL_CYCLES = 5_000_000
+"""Some milliseconds: far longer than the host takes to enqueue a collective."""
+GROUPS = [
+    *(("tiny_v3", num_ranks, pulls) for num_ranks in (2, 4) for pulls in (False, True)),
+    ("tiny_v2", 4, True),
+]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_what_ranks_read_of_each_other_is_what_was_shown(num_ranks: int) -> None:
+    check_order(one_gpu(), num_ranks, partial(torch.cuda._sleep, _STILL_CYCLES))
+
+
+@settings(max_examples=30)
+@given(script=scripts(4))
+def test_collectives_equal_their_definition(script: Script) -> None:
+    device = one_gpu()
+    results = run_ranks(4, lambda comms: run_script(comms.compute, script, device), device=device)
+    assert_matches(script, results)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_the_reference_on_cpu(
+    name: str, num_ranks: int, layout: Layout, request: pytest.FixtureRequest
+) -> None:
+    OneDevice(one_gpu(), request.getfixturevalue(name), num_ranks, pulls=False).check_logits(layout)
+
+
+@pytest.mark.parametrize("pulls", [False, True], ids=["exchanged", "pulled"])
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+def test_a_switch_brings_the_bytes_of_its_manifest(
+    before: Layout, after: Layout, pulls: bool, tiny_v3: Path
+) -> None:
+    OneDevice(one_gpu(), tiny_v3, 4, pulls=pulls).check_switch(before, after, SwitchMode.OVERLAPPED)
+
+
+@pytest.fixture(
+    scope="module", params=GROUPS, ids=lambda of: f"{of[0]}-T{of[1]}-{'pulled' if of[2] else 'exchanged'}"
+)
+def group(request: pytest.FixtureRequest) -> Iterator[SharingGroup]:
+    name, num_ranks, pulls = request.param
+    device = OneDevice(one_gpu(), request.getfixturevalue(name), num_ranks, pulls=pulls)
+    with device.group(page_size=4, ordinary=60) as sharing:
+        yield sharing
+
+
+@pytest.mark.parametrize("mode", list(SwitchMode))
+@pytest.mark.parametrize(("before", "after"), STANDARD_DIRECTIONS)
+def test_greedy_tokens_over_a_switch_equal_those_without(
+    group: SharingGroup, before: Layout, after: Layout, mode: SwitchMode
+) -> None:
+    group.check_tokens(before, after, mode)
+
+
+@pytest.mark.parametrize("pulls", [False, True], ids=["exchanged", "pulled"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_pages_in_borrowed_slots_survive_a_switch_that_needs_them(
+    num_ranks: int, pulls: bool, tiny_v3: Path
+) -> None:
+    device = OneDevice(one_gpu(), tiny_v3, num_ranks, pulls=pulls)
+    with device.group(page_size=1, ordinary=24) as group:
+        group.check_spilled_pages()
