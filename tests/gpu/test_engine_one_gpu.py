@@ -6,17 +6,24 @@ What needs a GPU for each rank (NCCL, CUDA graphs, peers' memory) is in `test_en
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 
+from splash_core.attention.context import RankContext
+from splash_core.attention.flashinfer_library import FlashInferLibrary
+from splash_core.attention.library_backend import LibraryAttention
 from splash_core.dist.inprocess import run_ranks
 from splash_core.layout.layout import Layout
+from splash_core.spec.model import ModelSpec
 from splash_core.switch.manifest import SwitchMode
+from tests.support.bf16_switches import BF16, WORST, rows_over_switches, switched_divergence
 from tests.support.comm_cases import Script, assert_matches, run_script, scripts
 from tests.support.engine_cases import DIRECTIONS, FAMILIES, STANDARD_DIRECTIONS
+from tests.support.logit_engine import RowKey
 from tests.support.one_device import OneDevice, SharingGroup, check_order, one_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -85,3 +92,36 @@ def test_pages_in_borrowed_slots_survive_a_switch_that_needs_them(
     device = OneDevice(one_gpu(), tiny_v3, num_ranks, pulls=pulls)
     with device.group(page_size=1, ordinary=24) as group:
         group.check_spilled_pages()
+
+
+# ------------------------------------------------------------------------------------------------ bf16
+
+
+@pytest.fixture(scope="module")
+def exact(wide_v2_lite: Path) -> dict[RowKey, torch.Tensor]:
+    """One rank in fp32. FlashInfer compiles here first: ranks that did would not meet in time."""
+    device = one_gpu()
+    FlashInferLibrary(ModelSpec.from_checkpoint(wide_v2_lite), BF16, device)
+    return rows_over_switches(wide_v2_lite, 1, Layout.DP, Layout.DP, device=device, dtype=torch.float32)
+
+
+def with_flashinfer(ctx: RankContext) -> RankContext:
+    assert isinstance(ctx.attention, LibraryAttention), "bf16 of these widths is FlashInfer's"
+    return ctx
+
+
+@pytest.mark.parametrize(("num_ranks", "pulls"), [(2, False), (4, True)])
+@pytest.mark.parametrize(("before", "after"), list(combinations(Layout, 2)))
+def test_bf16_rows_with_flashinfer_over_two_switches_are_right_to_rounding(
+    exact: dict[RowKey, torch.Tensor],
+    before: Layout,
+    after: Layout,
+    num_ranks: int,
+    pulls: bool,
+    wide_v2_lite: Path,
+) -> None:
+    rows = rows_over_switches(
+        wide_v2_lite, num_ranks, before, after, device=one_gpu(), pulls=pulls, adapt=with_flashinfer
+    )
+    found = switched_divergence(rows, exact)
+    assert found <= WORST, f"{before} → {after} → {before}, T={num_ranks}: KL {found:.2e}"
