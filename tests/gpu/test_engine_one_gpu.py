@@ -17,12 +17,14 @@ from splash_core.attention.context import RankContext
 from splash_core.attention.flashinfer_library import FlashInferLibrary
 from splash_core.attention.library_backend import LibraryAttention
 from splash_core.dist.inprocess import run_ranks
-from splash_core.layout.layout import Layout
+from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.manifest import SwitchMode
 from tests.support.bf16_switches import BF16, WORST, rows_over_switches, switched_divergence
+from tests.support.churned_switches import Churn, ChurnedLife, check_bytes, check_replayed, check_tokens
 from tests.support.comm_cases import Script, assert_matches, run_script, scripts
 from tests.support.engine_cases import DIRECTIONS, FAMILIES, STANDARD_DIRECTIONS
+from tests.support.group import Group
 from tests.support.logit_engine import RowKey
 from tests.support.one_device import OneDevice, SharingGroup, check_order, one_gpu
 
@@ -92,6 +94,29 @@ def test_pages_in_borrowed_slots_survive_a_switch_that_needs_them(
     device = OneDevice(one_gpu(), tiny_v3, num_ranks, pulls=pulls)
     with device.group(page_size=1, ordinary=24) as group:
         group.check_spilled_pages()
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny_v3: Path) -> Iterator[Group]:
+    with OneDevice(one_gpu(), tiny_v3, 4, pulls=True).recorded_group() as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def unchurned(recorded: Group) -> dict[Layout, ChurnedLife]:
+    """Without a switch."""
+    return {layout: Churn(recorded, layout).run() for layout in STANDARD_LAYOUTS}
+
+
+@pytest.mark.parametrize(("before", "after"), STANDARD_DIRECTIONS)
+def test_requests_that_come_and_go_change_neither_tokens_nor_replays(
+    recorded: Group, unchurned: dict[Layout, ChurnedLife], before: Layout, after: Layout
+) -> None:
+    """Recorded steps are launched again here; what they read is copied ahead beside them."""
+    life = Churn(recorded, before, after, ahead=True).run()
+    check_replayed(life)
+    check_tokens(unchurned[before], life)
+    check_bytes(life, recorded.arena)
 
 
 # ------------------------------------------------------------------------------------------------ bf16

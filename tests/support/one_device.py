@@ -14,15 +14,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from splash_core.attention.context import RankContext
 from splash_core.dist.comm import RankComms, Transfer
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.rows import as_bytes
+from splash_core.engine.graphs import DecodeGraphs
+from splash_core.engine.recording import Rerun
+from splash_core.engine.static_backends import decode_graphs
 from splash_core.engine.stream_lane import CudaGpu, Gpu
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.step import StepPlan
 from splash_core.spec.model import ModelSpec
 from splash_core.switch.manifest import SwitchMode
+from tests.support.churned_switches import BUCKETS, WatchedRanks
 from tests.support.engine_cases import (
     check_mixed,
     check_spilled_pages,
@@ -37,7 +42,7 @@ from tests.support.fake_gpu import ImmediateGpu
 from tests.support.group import Group, arena_with
 from tests.support.logit_engine import RowKey, merged_rows
 from tests.support.plans import PlanBuilder
-from tests.support.ranks import WHOLE_PAGES, ThreadRanks, portable
+from tests.support.ranks import WHOLE_PAGES, GraphsOf, ThreadRanks, portable
 from tests.support.thread_memory import ThreadMemory, ThreadSharing
 
 _FP32_BYTES = 4
@@ -103,14 +108,33 @@ class OneDevice:
     @contextmanager
     def group(self, *, page_size: int, ordinary: int) -> "Iterator[SharingGroup]":
         """A block with ranks that stay."""
+        with self._ranks(page_size=page_size, ordinary=ordinary) as ranks:
+            yield SharingGroup(Group(ranks), self.checkpoint)
+
+    @contextmanager
+    def recorded_group(self) -> Iterator[Group]:
+        """A block with ranks whose decode steps are recorded, for `Churn`; a replay runs the step again."""
+        with self._ranks(page_size=4, ordinary=120, graphs_of=_recorded) as ranks:
+            yield Group(WatchedRanks(ranks))
+
+    @contextmanager
+    def _ranks(
+        self, *, page_size: int, ordinary: int, graphs_of: GraphsOf | None = None
+    ) -> Iterator[ThreadRanks]:
         spec = ModelSpec.from_checkpoint(self.checkpoint)
         arena = arena_with(
             spec, num_ranks=self.num_ranks, page_size=page_size, elem_bytes=_FP32_BYTES, ordinary=ordinary
         )
-        gpu = streams_on(self.device) if self.pulls else None
-        ranks = ThreadRanks(self.checkpoint, arena, dtype=torch.float32, gpu=gpu, device=self.device)
+        ranks = ThreadRanks(
+            self.checkpoint,
+            arena,
+            dtype=torch.float32,
+            graphs_of=graphs_of,
+            gpu=streams_on(self.device) if self.pulls else None,
+            device=self.device,
+        )
         try:
-            yield SharingGroup(Group(ranks), self.checkpoint)
+            yield ranks
         finally:
             ranks.close()
 
@@ -139,6 +163,13 @@ class SharingGroup:
     @property
     def _staging_bytes(self) -> int:
         return WHOLE_PAGES * self.group.arena.slot_bytes
+
+
+def _recorded(ctx: RankContext) -> DecodeGraphs:
+    graphs = decode_graphs(ctx, buckets=BUCKETS, recorder=Rerun())
+    for layout in Layout:
+        graphs.record(layout)
+    return graphs
 
 
 def check_order(device: torch.device, num_ranks: int, stand_still: Callable[[], object]) -> None:
