@@ -1,20 +1,24 @@
 """Ranks as threads of one process, so that large random tests run the engine's own code cheaply.
 
+All compute on one device: on CPUs, or on one GPU, each on a stream of its own. Collectives there are enqueued, but
+the threads meet in each, so that no CUDA graph can hold one.
+
 Invariant: nothing that a rank receives aliases memory that another rank can write, and all ranks must
 make the same calls in the same order: a mismatch is reported by name instead of hanging.
 """
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from splash_core.dist.comm import Comm, RankComms, Transfer
+from splash_core.dist.order import CPU, Order, order_on, own_stream
 from splash_core.dist.rows import as_bytes, check_counts, check_rows, offsets_of, sum_in_rank_order
 from splash_core.errors import DeadlineExceeded, GroupFailed, InvariantBroken
 from splash_core.ids import RankId
@@ -34,6 +38,16 @@ class _Post:
 
     call: str
     payload: tuple[Tensor, ...] | tuple[tuple[Tensor, ...], ...]
+    mark: Any
+    """After which the payload can be read: see `Order`."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of the payload."""
+        for part in self.payload:
+            if isinstance(part, Tensor):
+                yield part
+            else:
+                yield from part
 
 
 class _Hub:
@@ -97,11 +111,17 @@ class InProcessComm(Comm):
     """A `Comm` over threads; one object per rank, each used by one thread at a time.
 
     With one rank, results may be the argument itself.
+
+    Args:
+        hub: where the ranks meet.
+        rank: this one.
+        order: of the ranks' work.
     """
 
-    def __init__(self, hub: _Hub, rank: RankId) -> None:
+    def __init__(self, hub: _Hub, rank: RankId, order: Order) -> None:
         self._hub = hub
         self._rank = rank
+        self._order = order
         self._calls = 0
         self._closed = False
 
@@ -186,22 +206,27 @@ class InProcessComm(Comm):
             raise InvariantBroken(f"{call} after the communicator was closed")
         board = self._hub.boards[self._calls % 2]
         self._calls += 1
-        board[self._rank] = _Post(call, payload)
+        board[self._rank] = _Post(call, payload, self._order.mark())
         if self.size > 1:
             self._hub.meet(self._rank, call)
         for other, post in enumerate(board):
             assert post is not None, "everybody posts before the meeting"
             if post.call != call:
                 raise InvariantBroken(f"rank {self._rank} calls {call} while rank {other} calls {post.call}")
+            if other != self._rank:
+                self._order.after(post.mark, post.tensors())
         return [post.payload for post in board if post is not None]
 
 
-def run_ranks(num_ranks: int, fn: Callable[[RankComms], R], *, timeout_s: float = 120.0) -> list[R]:
+def run_ranks(
+    num_ranks: int, fn: Callable[[RankComms], R], *, device: torch.device = CPU, timeout_s: float = 120.0
+) -> list[R]:
     """Run `fn` once per rank, each in its own thread, and return the results in rank order.
 
     Args:
         num_ranks: T.
         fn: the rank's program; gets its two communicators (usable from two threads at once).
+        device: of all ranks; what they return there is complete.
         timeout_s: deadline for the whole run, and for any one wait inside it.
 
     Raises:
@@ -210,13 +235,15 @@ def run_ranks(num_ranks: int, fn: Callable[[RankComms], R], *, timeout_s: float 
         DeadlineExceeded: the ranks did not finish in time.
     """
     hubs = (_Hub(num_ranks, timeout_s), _Hub(num_ranks, timeout_s))
+    order = order_on(device)
     results: dict[int, R] = {}
     failures: list[tuple[int, BaseException]] = []
 
     def rank_main(rank: int) -> None:
-        compute, transfer = (InProcessComm(hub, RankId(rank)) for hub in hubs)
+        compute, transfer = (InProcessComm(hub, RankId(rank), order) for hub in hubs)
         try:
-            results[rank] = fn(RankComms(compute=compute, transfer=transfer, device=torch.device("cpu")))
+            with own_stream(device):
+                results[rank] = fn(RankComms(compute=compute, transfer=transfer, device=device))
             for hub in hubs:
                 hub.leave(rank)
         except BaseException as error:

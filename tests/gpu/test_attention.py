@@ -20,7 +20,7 @@ from splash_core.kernels.uploads import PinnedUploads
 from splash_core.layout.layout import Layout
 from splash_core.model.rope import softmax_scale
 from splash_core.spec.model import ModelSpec
-from tests.support.logit_engine import RowKey
+from tests.support.bf16_switches import divergence
 from tests.support.mixed_steps import run_mixed
 from tests.support.torch_library import TorchLibrary
 
@@ -213,15 +213,6 @@ def test_expanded_prefill_equals_the_reference(
 
 def with_plain_torch(ctx: RankContext) -> RankContext:
     return replace(ctx, attention=TorchAttention(ctx.kernels))
-
-
-def divergence(rows: dict[RowKey, Tensor], expected: dict[RowKey, Tensor]) -> float:
-    """Mean KL divergence per row. A largest error would be decided by a tie in some router."""
-    assert rows.keys() == expected.keys()
-    got = torch.stack([rows[key] for key in expected]).double().log_softmax(dim=-1)
-    want = torch.stack(list(expected.values())).double().log_softmax(dim=-1)
-    assert torch.isfinite(got).all()
-    return (want.exp() * (want - got)).sum(dim=-1).mean().item()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])

@@ -1,6 +1,7 @@
 """An engine whose steps report every row's logits, and drivers that run plans on ranks of any kind."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
 from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
+from splash_core.dist.order import CPU
 from splash_core.dist.peer_memory import Sharing
 from splash_core.engine.decoder import hidden_rows, home_logits
 from splash_core.engine.engine import RankEngine
@@ -24,7 +26,6 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.step import StepPlan
 from splash_core.spec.model import ModelSpec
 
-CPU = torch.device("cpu")
 RowKey = tuple[SeqId, int]
 _STAGING_BYTES = 1 << 20
 
@@ -102,7 +103,7 @@ def run_plans(
 
     def rank_main(comms: RankComms) -> dict[RowKey, torch.Tensor]:
         counting = CountingComm(comms.compute)
-        counted = RankComms(compute=counting, transfer=comms.transfer, device=device, sharing=sharing)
+        counted = replace(comms, compute=counting, sharing=sharing)
         engine = loaded(checkpoint, counted, spec, arena, layout, dtype, engine_class)
         if gpu is not None:
             engine._gpu = gpu()
@@ -115,7 +116,7 @@ def run_plans(
         counters[comms.compute.rank] = counting.traffic
         return engine.rows
 
-    merged = merged_rows(run_ranks(arena.num_ranks, rank_main))
+    merged = merged_rows(run_ranks(arena.num_ranks, rank_main, device=device))
     if traffic is not None:
         traffic.extend(counters[rank] for rank in range(arena.num_ranks))
     return merged

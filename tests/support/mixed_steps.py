@@ -6,11 +6,12 @@ from pathlib import Path
 import torch
 
 from splash_core.attention.context import RankContext
+from splash_core.dist.order import CPU
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.spec.model import ModelSpec
 from tests.support.group import arena_with
-from tests.support.logit_engine import CPU, LogitEngine, RowKey, run_plans
+from tests.support.logit_engine import LogitEngine, RowKey, run_plans
 from tests.support.plans import PlanBuilder
 
 LENGTHS = (75, 41, 12)

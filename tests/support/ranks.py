@@ -17,6 +17,7 @@ from splash_core.attention.context import RankContext
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
+from splash_core.dist.order import CPU
 from splash_core.engine.engine import RankEngine
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.recorded_steps import record_decode_steps
@@ -125,7 +126,7 @@ def comms_rank(comms: RankComms) -> int:
 
 
 class ThreadRanks:
-    """Ranks as threads over the in-process communicator; with `gpu` pages are pulled, on such streams."""
+    """Ranks as threads on one device; with `gpu` pages are pulled, on such streams."""
 
     def __init__(
         self,
@@ -135,25 +136,29 @@ class ThreadRanks:
         dtype: torch.dtype = torch.float64,
         graphs_of: GraphsOf | None = None,
         gpu: Callable[[], Gpu] | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.arena, self.spec = arena, ModelSpec.from_checkpoint(checkpoint)
-        self.memories = [torch.zeros(arena.arena_bytes, dtype=torch.uint8) for _ in range(arena.num_ranks)]
+        sizes = [arena.arena_bytes] * arena.num_ranks
+        self.memories = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
         self._inboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
         self._outboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(arena.num_ranks)]
 
-        sharing = None if gpu is None else ThreadSharing(arena.num_ranks)
+        sharing = None if gpu is None else ThreadSharing(arena.num_ranks, device)
 
         def rank_main(comms: RankComms) -> None:
             rank, comms = comms_rank(comms), replace(comms, sharing=sharing)
             loop = RankLoop(checkpoint, arena, self.memories[rank], comms, dtype, graphs_of, gpu)
             _serve(loop, self._inboxes[rank].get, self._outboxes[rank].put)
 
+        options = {"device": device, "timeout_s": 3600.0}
         self._thread = threading.Thread(
-            target=run_ranks, args=(arena.num_ranks, rank_main), kwargs={"timeout_s": 3600.0}, daemon=True
+            target=run_ranks, args=(arena.num_ranks, rank_main), kwargs=options, daemon=True
         )
         self._thread.start()
 
     def ask(self, message: Any) -> list[Any]:
+        assert self._thread.is_alive(), "the ranks have failed in an earlier test"
         for inbox in self._inboxes:
             inbox.put(message)
         return _checked([outbox.get(timeout=ANSWER_WITHIN_S) for outbox in self._outboxes])

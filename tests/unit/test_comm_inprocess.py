@@ -2,12 +2,15 @@
 
 import threading
 import time
+from collections.abc import Iterable
 
 import pytest
 import torch
 
+from splash_core.dist import inprocess
 from splash_core.dist.comm import RankComms, Transfer
 from splash_core.dist.inprocess import run_ranks
+from splash_core.dist.order import Order
 from splash_core.errors import DeadlineExceeded, GroupFailed, InvariantBroken
 from splash_core.ids import RankId
 
@@ -105,3 +108,32 @@ def test_a_receive_may_land_in_an_inference_tensor() -> None:
         return target.sum().item()
 
     assert run_ranks(2, program) == [4.0, 4.0]
+
+
+def test_every_peer_is_waited_for_before_what_it_shows_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As streams of a GPU need it; there the tensors that are read are named, too."""
+    seen: dict[str, list[tuple[str, list[float]]]] = {}
+
+    class Noted(Order):
+        def mark(self) -> str:
+            return threading.current_thread().name
+
+        def after(self, mark: str, shown: Iterable[torch.Tensor] = ()) -> None:
+            values = [tensor.sum().item() for tensor in shown]
+            seen.setdefault(threading.current_thread().name, []).append((mark, values))
+
+    def program(comms: RankComms) -> None:
+        rank, peer = comms.compute.rank, RankId(1 - comms.compute.rank)
+        own = torch.full((2,), 10.0 + rank)
+        comms.compute.all_gather_rows(own, [2, 2], tag="gather")
+        comms.compute.all_to_all_rows(own, [1, 1], [1, 1], tag="home")
+        comms.compute.reduce_scatter_rows(own, [1, 1], tag="sum")
+        comms.transfer.exchange([Transfer(peer, own)], [Transfer(peer, torch.zeros(2))], tag="pages")
+        comms.compute.barrier()
+
+    monkeypatch.setattr(inprocess, "order_on", lambda device: Noted())
+    run_ranks(2, program)
+    for rank, peer in ((0, 1), (1, 0)):
+        value = 10.0 + peer
+        shown = [[2 * value], [value, value], [2 * value], [2 * value], []]
+        assert seen[f"rank-{rank}"] == [(f"rank-{peer}", values) for values in shown]
