@@ -35,10 +35,18 @@ def check_counts(counts: Sequence[int], size: int, *, tag: str) -> None:
 
 
 def sum_in_rank_order(parts_NX: Sequence[Tensor]) -> Tensor:
-    """Sum equal-shaped tensors from first to last; half types add up in fp32. The result is fresh."""
+    """Sum equal-shaped tensors from first to last; half types add up in fp32. The result is fresh.
+
+    On GPUs one kernel where others are many: a decode step sums a hundred times.
+    """
     first, *rest = parts_NX
     if not rest:
         return first.clone()
+    if first.is_cuda:
+        from splash_core.dist import triton_sums  # Triton is only where GPUs are
+
+        if triton_sums.serves(parts_NX):
+            return triton_sums.sum_parts(parts_NX)
     half = first.dtype in (torch.bfloat16, torch.float16)
     total_NX = torch.add(first.float() if half else first, rest[0])
     for part_NX in rest[1:]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from splash_core.dist.rows import sum_in_rank_order
 from splash_core.kernels import rows
 from splash_core.kernels.linear import per_head, tall
 from splash_core.model.moe import _logits, _route_v2, _route_v3
@@ -132,6 +133,18 @@ def test_products_per_head_land_in_place(dtype: torch.dtype, num_rows: int) -> N
         error = (got[..., :512].double() - want).abs().max() / want.abs().max()
         assert error <= max(LIMITS[dtype], 1e-5), f"{error:.2e}"
     assert per_head(x_NHI[..., :128], w_HIO).shape == (num_rows, 16, 512)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8, 9])
+@pytest.mark.parametrize("shape", [(4, 7168), (3, 5), (0, 8)])
+def test_sums_over_ranks_have_the_bits_of_those_on_cpu(
+    dtype: torch.dtype, num_ranks: int, shape: tuple[int, int]
+) -> None:
+    parts_NX = [randn(*shape, dtype=dtype) for _ in range(num_ranks)]
+    got = sum_in_rank_order(parts_NX)
+    assert torch.equal(got.cpu(), sum_in_rank_order([part.cpu() for part in parts_NX]))
+    assert all(got.data_ptr() != part.data_ptr() for part in parts_NX if part.numel())
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 16, 17, 64, 65, 0])
