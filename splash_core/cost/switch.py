@@ -35,6 +35,8 @@ class SwitchCost:
     """Slow-down of computation by transfers that hide behind it, and of handoffs under way."""
     delayed_s: float = 0.0
     """Of the contention: for handoffs under way, which share the link with the switch."""
+    slowed_s: float = 0.0
+    """Of the contention: of the switching step itself."""
     ahead_steps: int = 0
     """Ordinary steps that copy ahead before the switching step."""
 
@@ -42,6 +44,11 @@ class SwitchCost:
     def total_s(self) -> float:
         """What a gain has to exceed."""
         return self.exposed_s + self.contention_s
+
+    @property
+    def stall_s(self) -> float:
+        """By how much the switching step is longer: what all that run wait for."""
+        return self.exposed_s + self.slowed_s
 
 
 def kv_primitive(rule_from: LayoutRule, rule_to: LayoutRule) -> Primitive:
@@ -128,12 +135,13 @@ def switch_cost(
         )
     compute = step_s / layers
     exposed = transfer + (layers - 1) * max(0.0, transfer - compute)
-    hidden = (layers - 1) * min(transfer, compute)
+    slowed = (layers - 1) * min(transfer, compute) * profile.interference
     return SwitchCost(
         bytes_per_rank=total,
         exposed_s=exposed,
-        contention_s=hidden * profile.interference + delayed,
+        contention_s=slowed + delayed,
         delayed_s=delayed,
+        slowed_s=slowed,
     )
 
 
