@@ -134,7 +134,7 @@ def switch_cost(
             bytes_per_rank=total, exposed_s=layers * transfer, contention_s=delayed, delayed_s=delayed
         )
     compute = step_s / layers
-    exposed = transfer + (layers - 1) * max(0.0, transfer - compute)
+    exposed = exposed_with_one_buffer([transfer] * layers, [compute] * layers)
     slowed = (layers - 1) * min(transfer, compute) * profile.interference
     return SwitchCost(
         bytes_per_rank=total,
@@ -154,19 +154,6 @@ def exposed_with_one_buffer(moves: Sequence[float], computes: Sequence[float]) -
     """
     late = (move - compute for move, compute in zip(moves[1:], computes, strict=False))
     return sum(moves[:1]) + sum(max(0.0, excess) for excess in late)
-
-
-def exposed_running_ahead(moves: Sequence[float], computes: Sequence[float]) -> float:
-    """As (7), if moves wait for nothing but each other: slack that one layer leaves helps the next ones.
-
-    max over k of Σ_{i ≤ k} τ_i − Σ_{i < k} c_i, at least 0; never more than with one buffer.
-    """
-    exposed = moved = computed = 0.0
-    for layer, move in enumerate(moves):
-        moved += move
-        exposed = max(exposed, moved - computed)
-        computed += computes[layer] if layer < len(computes) else 0.0
-    return exposed
 
 
 def _gathers(rule_from: LayoutRule, rule_to: LayoutRule, matrix: Matrix) -> bool:

@@ -144,3 +144,7 @@ class Machine(Protocol):
     def promised(self) -> Promised:
         """What the router asks for."""
         ...
+
+    def check(self) -> None:
+        """Prove its invariants; raises `InvariantBroken`."""
+        ...

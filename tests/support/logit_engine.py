@@ -10,7 +10,6 @@ from splash_core.attention.context import RankContext
 from splash_core.attention.padding import pad_batch
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
-from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.peer_memory import Sharing
 from splash_core.engine.decoder import hidden_rows, home_logits
@@ -23,6 +22,7 @@ from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.step import StepPlan
 from splash_core.spec.model import ModelSpec
+from tests.support.counting import CountingComm, Traffic
 
 CPU = torch.device("cpu")
 RowKey = tuple[SeqId, int]

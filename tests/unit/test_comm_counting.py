@@ -3,9 +3,9 @@
 import torch
 
 from splash_core.dist.comm import RankComms, Transfer
-from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
 from splash_core.ids import RankId
+from tests.support.counting import CountingComm, Traffic
 
 
 def _program(comms: RankComms) -> dict[str, Traffic]:

@@ -3,11 +3,11 @@
 import json
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from splash_core.cost.exchange import Traffic, attention_traffic
+from splash_core.cost.exchange import attention_messages
 from splash_core.cost.links import Collective, LinkRate, Message
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.precision import PRECISIONS, named_precision
@@ -29,8 +29,15 @@ FP8 = named_precision("fp8")
 REPLAYED, PROMPTS = StepKind.REPLAYED, StepKind.PROMPTS
 
 
+class Traffic(NamedTuple):
+    collectives: float
+    received_bytes: float
+
+
 def traffic(layout: Layout, load: Load, storage: CpStorage = CpStorage.PASS_Q) -> Traffic:
-    return attention_traffic(V3, BF16, Shares.of(RULES[layout], load, storage=storage))
+    """One layer's attention, in sum."""
+    messages = attention_messages(V3, BF16, Shares.of(RULES[layout], load, storage=storage))
+    return Traffic(sum(each.count for each in messages), sum(each.received_bytes for each in messages))
 
 
 def decode_load(count: int, context: int, ranks: int) -> Load:
