@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from services.bench.counting import CountingComm
 from splash_core.dist.comm import Comm, RankComms, Transfer
-from splash_core.dist.counting import CountingComm
 from splash_core.ids import RankId
 
 _SEED = 0x5EED

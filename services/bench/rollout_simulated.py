@@ -62,6 +62,8 @@ def fleet_of(settings: Mapping[str, Any], profile: HardwareProfile, *, host_core
         groups={Role.PREFILL: 1, Role.DECODE: 1},
         chunk_tokens=settings["chunk_tokens"],
         max_running=settings["max_running"],
+        # As `--graphs auto` has it.
+        records_steps=device == "cuda",
         host_cores=host_cores if device == "cpu" else None,
         layouts=tuple(map(Layout, FIXED)),
     )

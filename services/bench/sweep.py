@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.bench.clock import median
+from services.bench.counting import CountingComm
 from services.bench.floors import Floors
 from services.bench.recorder import Recorder
 from services.bench.rig import Rig
@@ -18,7 +19,6 @@ from services.bench.sizing import Demand, device_kind
 from services.bench.spmd import RankHost
 from services.bench.step_collectives import StepCollectives
 from splash_core.cost.precision import named_precision
-from splash_core.dist.counting import CountingComm
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import RankId, SeqId
 from splash_core.layout.layout import Layout

@@ -21,6 +21,8 @@ from splash_core.leader.build import fetched_model
 from splash_core.leader.profile_file import read_profile
 from splash_core.policy.comparison import Comparison, compare_with_paper
 from splash_core.policy.plan import build_plan
+from splash_core.policy.regimes import BATCHES
+from splash_core.scheduling.buckets import decode_buckets
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.fields import read_json
 from splash_core.spec.hardware import GPUS, GpuSpec, named_gpu
@@ -45,6 +47,12 @@ Chunk = Annotated[
 Layouts = Annotated[
     str, typer.Option("--layouts", help=f"Layouts to compare, separated by commas; of {', '.join(Layout)}.")
 ]
+Graphs = Annotated[
+    str,
+    typer.Option(
+        "--graphs", help="Whether decode steps are replayed from recordings: auto (on GPUs), on or off."
+    ),
+]
 Compare = Annotated[
     str, typer.Option("--compare", help="`paper`: our order of layouts against the paper's measured winners.")
 ]
@@ -68,6 +76,7 @@ def plan_command(
     chunk_tokens: Chunk = 0,
     layouts: Layouts = STANDARD,
     profile: Profile = None,
+    graphs: Graphs = "auto",
     compare: Compare = "",
     json: Json = False,
 ) -> None:
@@ -99,7 +108,8 @@ def plan_command(
             raise ConfigError(f"--compare {compare!r} is not known; `paper` is")
         _compare(compare_with_paper(spec, device, deployment, measured), as_json=json)
         return
-    report = build_plan(spec, device, deployment, named_layouts(layouts), measured)
+    rows = _recorded_rows(graphs, device, ranks)
+    report = build_plan(spec, device, deployment, named_layouts(layouts), measured, recorded_rows=rows)
     if json:
         emit(report.to_json(), as_json=True, text="")
     else:
@@ -117,6 +127,23 @@ def check_fraction(fraction: float) -> None:
     """Raise `ConfigError` unless it is a part of a device's memory."""
     if not 0 < fraction <= 1:
         raise ConfigError(f"--fraction must be above 0 and at most 1, got {fraction}")
+
+
+def _recorded_rows(graphs: str, device: GpuSpec, ranks: int) -> int:
+    """Home rows that a group records for which runs as many requests as the largest batch of the regimes."""
+    replays = records_steps(graphs, gpu=device.name != "cpu")
+    return decode_buckets(max(BATCHES), ranks)[-1] if replays else 0
+
+
+def records_steps(graphs: str, *, gpu: bool) -> bool:
+    """Whether groups replay decode steps, as `--graphs` of services says it.
+
+    Raises:
+        ConfigError: it is neither auto nor on nor off.
+    """
+    if graphs not in ("auto", "on", "off"):
+        raise ConfigError(f"--graphs {graphs!r} is not known; name one of auto, on, off")
+    return gpu if graphs == "auto" else graphs == "on"
 
 
 def load_spec(model: str) -> ModelSpec:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from services.commands.plan import (
     Dtype,
     Fraction,
     Gpu,
+    Graphs,
     Json,
     Layouts,
     PageSize,
@@ -22,6 +24,7 @@ from services.commands.plan import (
     check_fraction,
     chosen_dtype,
     load_spec,
+    records_steps,
 )
 from services.commands.simulate_plot import new_figure, write_plot
 from services.commands.simulate_tables import comparison_tables
@@ -115,6 +118,7 @@ def simulate_command(
     max_running: MaxRunning = 256,
     kv_bytes: KvBytes = 0,
     precopy_bytes_per_step: PrecopyRate = STAGING_BYTES,
+    graphs: Graphs = "auto",
     handoff_gbps: HandoffRate = 0.0,
     requests: Requests = 0,
     rate: Rate = 4.0,
@@ -142,7 +146,7 @@ def simulate_command(
         layouts=named_layouts(layouts),
     )
     cost = _cost_model(model, _profile(profile, gpu, model, dtype), ranks)
-    fleet = _fleet(cost, shape, gpu, fraction=fraction, page_size=page_size, kv_bytes=kv_bytes)
+    fleet = _fleet(cost, shape, gpu, graphs, fraction=fraction, page_size=page_size, kv_bytes=kv_bytes)
     _compare(fleet, asked, _policies(policy, start), _objectives(ttft, itl), plot=plot, as_json=json)
 
 
@@ -242,9 +246,10 @@ def _cost_model(model: str, theta: HardwareProfile, ranks: int) -> CostModel:
 
 
 def _fleet(
-    model: CostModel, shape: Shape, gpu: str, *, fraction: float, page_size: int, kv_bytes: int
+    model: CostModel, shape: Shape, gpu: str, graphs: str, *, fraction: float, page_size: int, kv_bytes: int
 ) -> Fleet:
     check_fraction(fraction)
+    shape = replace(shape, records_steps=records_steps(graphs, gpu=model.profile.device != "cpu"))
     if kv_bytes:
         return fleet_of_room(model, kv_bytes=kv_bytes, page_size=page_size, shape=shape)
     device = named_gpu("cpu" if model.profile.device == "cpu" else gpu)

@@ -140,7 +140,7 @@ def choices(model: CostModel, steps: Sequence[Sample]) -> tuple[Choice, ...]:
 
 def _choice(model: CostModel, samples: Mapping[Layout, Sample]) -> Choice:
     times = {
-        layout: model.predict(RULES[layout], sample.load, decode=sample.decode).step_s
+        layout: model.predict(RULES[layout], sample.load, kind=sample.kind).step_s
         for layout, sample in samples.items()
     }
     chosen = min(times, key=lambda layout: times[layout])

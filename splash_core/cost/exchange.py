@@ -1,10 +1,7 @@
 """t_exchange: bytes and collectives that one layer's attention sends across ranks, docs/model.md §4.
 
-Bytes are what the fullest rank receives. The engine counts the same bytes per collective, and tests hold
-both against those formulas.
+Bytes are what the fullest rank receives; tests hold those that engines send against them.
 """
-
-from dataclasses import dataclass
 
 from splash_core.cost.links import Collective, Message
 from splash_core.cost.precision import Precision
@@ -20,28 +17,12 @@ _INDEX_CANDIDATE_BYTES = 8
 """A score and a position, per key that a stripe proposes for the top-k."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """One layer's exchange, over all steps of a load."""
-
-    collectives: float
-    received_bytes: float
-
-
 Messages = tuple[Message, ...]
 
 
 def exchange_time(spec: ModelSpec, precision: Precision, profile: HardwareProfile, shares: Shares) -> float:
     """Seconds of one layer's exchange, over all steps of the load."""
     return profile.messages_s(attention_messages(spec, precision, shares))
-
-
-def attention_traffic(spec: ModelSpec, precision: Precision, shares: Shares) -> Traffic:
-    """What one layer's attention exchanges under the shares' rule, in sum."""
-    messages = attention_messages(spec, precision, shares)
-    return Traffic(
-        sum(message.count for message in messages), sum(message.received_bytes for message in messages)
-    )
 
 
 def attention_messages(spec: ModelSpec, precision: Precision, shares: Shares) -> Messages:

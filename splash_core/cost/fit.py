@@ -96,7 +96,7 @@ def predicted_s(model: CostModel, sample: Sample) -> float:
         sample.load,
         form=sample.form,
         storage=sample.storage,
-        decode=sample.decode,
+        kind=sample.kind,
     )
     return prediction.step_s
 

@@ -98,12 +98,6 @@ class Load:
                 mine[index] += value
         return cls(owners=tuple(OwnerLoad(*mine) for mine in sums), steps=max(steps, 1))
 
-    def with_rows(self, items: Iterable[Rows], *, steps: int, top_k: int | None = None) -> "Load":
-        """This load and the rows of more requests, in `steps` steps."""
-        more = Load.of(items, num_ranks=len(self.owners), top_k=top_k)
-        owners = tuple(mine.plus(theirs) for mine, theirs in zip(self.owners, more.owners, strict=True))
-        return Load(owners=owners, steps=max(steps, 1))
-
     @property
     def total(self) -> OwnerLoad:
         """Sums over all owners."""

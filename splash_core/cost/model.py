@@ -17,6 +17,7 @@ from splash_core.cost.load import Load, OwnerLoad
 from splash_core.cost.precision import Precision
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.shares import Shares
+from splash_core.cost.step_kind import StepKind
 from splash_core.layout.forms import AttentionForm, CpStorage, KernelLibrary, may_expand
 from splash_core.layout.layout import KvHistory, LayoutRule, Matrix
 from splash_core.spec.model import ModelSpec
@@ -34,6 +35,7 @@ class Prediction:
     common_s: float
     overhead_s: float
     steps: int
+    kind: StepKind
     form: AttentionForm
     storage: CpStorage
 
@@ -66,20 +68,17 @@ class CostModel:
         """Most keys a row attends to, or None with dense attention."""
         return None if self.spec.indexer is None else self.spec.indexer.top_k
 
-    def predict(self, rule: LayoutRule, load: Load, *, decode: bool) -> Prediction:
+    def predict(self, rule: LayoutRule, load: Load, *, kind: StepKind) -> Prediction:
         """The time of `load` under `rule`, in the fastest form that the rule allows.
 
         Args:
             rule: the layout's rule.
             load: rows and histories per owner.
-            decode: True when all rows are decode rows, which are always absorbed and pass queries.
+            kind: of its steps.
         """
-        options = self._options(rule, load, decode=decode)
+        options = self._options(rule, load, decode=kind.decodes)
         return min(
-            (
-                self.predict_as(rule, load, form=form, storage=storage, decode=decode)
-                for form, storage in options
-            ),
+            (self.predict_as(rule, load, form=form, storage=storage, kind=kind) for form, storage in options),
             key=lambda prediction: prediction.total_s,
         )
 
@@ -100,7 +99,7 @@ class CostModel:
                 yield form, CpStorage.PASS_KV
 
     def predict_as(
-        self, rule: LayoutRule, load: Load, *, form: AttentionForm, storage: CpStorage, decode: bool
+        self, rule: LayoutRule, load: Load, *, form: AttentionForm, storage: CpStorage, kind: StepKind
     ) -> Prediction:
         """As `predict`, in one form."""
         shares = Shares.of(rule, load, storage=storage)
@@ -112,10 +111,16 @@ class CostModel:
             common_s=common_time(self.spec, self.precision, self.profile, shares),
             overhead_s=self._overhead(shares),
             steps=load.steps,
+            kind=kind,
             form=form,
             storage=storage,
         )
-        return prediction if decode else self._launched(prediction)
+        return self._launched(prediction) if self._waits_for_launches(kind) else prediction
+
+    def _waits_for_launches(self, kind: StepKind) -> bool:
+        """A CPU computes a replayed step kernel by kernel too: its overheads are those of decode steps."""
+        launched = kind is StepKind.LAUNCHED and self.profile.device != "cpu"
+        return launched or kind is StepKind.PROMPTS
 
     def _launched(self, prediction: Prediction) -> Prediction:
         """Steps that are not replayed take no less than their launches, by a host that may run ahead."""

@@ -74,7 +74,8 @@ class HardwareProfile:
     """Of the shorter of computing and reading, the part that hides behind the longer."""
     layer_overhead_s: Annotated[float, Overhead(shown="per layer", first=1.0)] = 0.0
     eager_layer_s: Annotated[float, Overhead(shown="more in prefill", first=1.0)] = 0.0
-    """Launching a layer of a step that is not all decode rows; hides as `overlap` says."""
+    """Launching a layer of a step that is not replayed; hides as `overlap` says. On CPUs: more of a step that
+    is not all decode rows, as those are launched and replayed alike."""
     step_overhead_s: Annotated[float, Overhead(shown="per step", first=10.0)] = 0.0
     meet_s: Annotated[float, Overhead(shown="per collective", first=0.1)] = 0.0
     """Per collective of a step beside its own time: packing rows, waiting for the slowest rank."""

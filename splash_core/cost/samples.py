@@ -10,6 +10,7 @@ from typing import Any
 
 from splash_core.cost.links import Collective, Message
 from splash_core.cost.load import Load, OwnerLoad, Rows
+from splash_core.cost.step_kind import StepKind
 from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
@@ -26,8 +27,7 @@ class Sample:
     phase: str
     layout: Layout
     load: Load
-    decode: bool
-    """All rows are decode rows."""
+    kind: StepKind
     form: AttentionForm
     storage: CpStorage
     times_s: tuple[float, ...]
@@ -135,13 +135,19 @@ def _sample(row: Mapping[str, Any], *, num_ranks: int) -> Sample:
         phase=row["phase"],
         layout=Layout(row["layout"]),
         load=Load.of(items, num_ranks=num_ranks),
-        decode=all(item.rows == 1 for item in items),
+        kind=_kind(row, items),
         form=AttentionForm(row["form"]),
         storage=CpStorage(row["storage"]),
         times_s=tuple(ms / 1e3 for ms in row["ms"]),
         warmup=row["warmup"],
         held_out=row["held_out"],
     )
+
+
+def _kind(row: Mapping[str, Any], items: Sequence[Rows]) -> StepKind:
+    if any(item.rows > 1 for item in items):
+        return StepKind.PROMPTS
+    return StepKind.REPLAYED if "graph_bytes" in row else StepKind.LAUNCHED
 
 
 def _operation(row: Mapping[str, Any]) -> Operation:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from splash_core.cost.load import Load, Rows
 from splash_core.cost.model import CostModel
 from splash_core.cost.profile import HardwareProfile
+from splash_core.cost.step_kind import StepKind
 from splash_core.layout.layout import RULES, Layout
 
 
@@ -48,8 +49,8 @@ def with_service(model: CostModel, served: Sequence[Served]) -> HardwareProfile:
 
 
 def predicted_s(model: CostModel, one: Served) -> float:
-    """A step of the streams."""
-    return model.predict(RULES[one.layout], one.load(model.num_ranks), decode=True).step_s
+    """A step of the streams, on CPUs."""
+    return model.predict(RULES[one.layout], one.load(model.num_ranks), kind=StepKind.LAUNCHED).step_s
 
 
 def residuals(model: CostModel, served: Sequence[Served]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from splash_core.cost.load import Load, Rows
 from splash_core.cost.model import CostModel
+from splash_core.cost.step_kind import StepKind
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import KvHistory, LayoutRule
 
@@ -34,5 +35,5 @@ def choose_step(model: CostModel, rule: LayoutRule, rows: Sequence[Rows]) -> Ste
 
 def _predicted(model: CostModel, rule: LayoutRule, rows: Sequence[Rows]) -> StepChoice:
     load = Load.of(rows, num_ranks=model.num_ranks, top_k=model.top_k)
-    prediction = model.predict(rule, load, decode=False)
+    prediction = model.predict(rule, load, kind=StepKind.PROMPTS)
     return StepChoice(prediction.form, prediction.storage)

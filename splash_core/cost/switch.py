@@ -35,6 +35,8 @@ class SwitchCost:
     """Slow-down of computation by transfers that hide behind it, and of handoffs under way."""
     delayed_s: float = 0.0
     """Of the contention: for handoffs under way, which share the link with the switch."""
+    slowed_s: float = 0.0
+    """Of the contention: of the switching step itself."""
     ahead_steps: int = 0
     """Ordinary steps that copy ahead before the switching step."""
 
@@ -42,6 +44,11 @@ class SwitchCost:
     def total_s(self) -> float:
         """What a gain has to exceed."""
         return self.exposed_s + self.contention_s
+
+    @property
+    def stall_s(self) -> float:
+        """By how much the switching step is longer: what all that run wait for."""
+        return self.exposed_s + self.slowed_s
 
 
 def kv_primitive(rule_from: LayoutRule, rule_to: LayoutRule) -> Primitive:
@@ -127,13 +134,14 @@ def switch_cost(
             bytes_per_rank=total, exposed_s=layers * transfer, contention_s=delayed, delayed_s=delayed
         )
     compute = step_s / layers
-    exposed = transfer + (layers - 1) * max(0.0, transfer - compute)
-    hidden = (layers - 1) * min(transfer, compute)
+    exposed = exposed_with_one_buffer([transfer] * layers, [compute] * layers)
+    slowed = (layers - 1) * min(transfer, compute) * profile.interference
     return SwitchCost(
         bytes_per_rank=total,
         exposed_s=exposed,
-        contention_s=hidden * profile.interference + delayed,
+        contention_s=slowed + delayed,
         delayed_s=delayed,
+        slowed_s=slowed,
     )
 
 
@@ -146,19 +154,6 @@ def exposed_with_one_buffer(moves: Sequence[float], computes: Sequence[float]) -
     """
     late = (move - compute for move, compute in zip(moves[1:], computes, strict=False))
     return sum(moves[:1]) + sum(max(0.0, excess) for excess in late)
-
-
-def exposed_running_ahead(moves: Sequence[float], computes: Sequence[float]) -> float:
-    """As (7), if moves wait for nothing but each other: slack that one layer leaves helps the next ones.
-
-    max over k of Σ_{i ≤ k} τ_i − Σ_{i < k} c_i, at least 0; never more than with one buffer.
-    """
-    exposed = moved = computed = 0.0
-    for layer, move in enumerate(moves):
-        moved += move
-        exposed = max(exposed, moved - computed)
-        computed += computes[layer] if layer < len(computes) else 0.0
-    return exposed
 
 
 def _gathers(rule_from: LayoutRule, rule_to: LayoutRule, matrix: Matrix) -> bool:

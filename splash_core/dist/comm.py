@@ -1,8 +1,7 @@
 """Collectives behind one small interface; the group is always passed, never looked up.
 
-Every call names its `tag` (what is moved, e.g. `tp.gather_rows`); `CountingComm` adds up the bytes that
-each rank *receives from other ranks* per tag, which is how tests hold the code against the formulas of
-docs/model.md §4.
+Every call names its `tag` (what is moved, e.g. `tp.gather_rows`): wrapped in a communicator that adds up what
+each rank *receives from other ranks* per tag, the code is held against the formulas of docs/model.md §4.
 
 Row collectives are "v" collectives: `counts[j]` is rank j's number of rows (dim 0), known to all ranks
 and free to be zero. All tensors are contiguous; all ranks call in the same order, one thread at a time.

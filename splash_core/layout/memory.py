@@ -1,6 +1,6 @@
 """The memory account of docs/model.md §2: what each layout keeps on a rank, and what a switch has to supply.
 
-Pure arithmetic over explicit inputs; (1)-(6) name its equations. Invariant: bytes are those of
+Pure arithmetic over explicit inputs; (1) and (6) name its equations. Invariant: bytes are those of
 what is *stored*, so scales and second copies of a matrix belong into `projection_bytes`, and an indexer's
 keys into `token_bytes` (`cost.precision` counts both).
 """
@@ -8,22 +8,10 @@ keys into `token_bytes` (`cost.precision` counts both).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from splash_core.ids import PageId, RankId
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, KvHistory, Layout, LayoutRule, Matrix, Projection
 from splash_core.layout.slots import MatrixPlace, can_shard, place_matrices
 from splash_core.spec.model import ModelSpec
-
-
-def missing_pages(
-    held: Mapping[PageId, Sequence[RankId]], wanted: Mapping[PageId, Sequence[RankId]], *, num_ranks: int
-) -> tuple[int, ...]:
-    """(3): per rank, the pages wanted there less those already there, `[T]`."""
-    counts = [0] * num_ranks
-    for page, ranks in wanted.items():
-        for rank in set(ranks) - set(held[page]):
-            counts[rank] += 1
-    return tuple(counts)
 
 
 def exchanged_per_head(spec: ModelSpec, rule: LayoutRule) -> int:
@@ -34,23 +22,6 @@ def exchanged_per_head(spec: ModelSpec, rule: LayoutRule) -> int:
     if rule.projections[Matrix.KV_B] is Projection.REPLICATED:
         return spec.qk_dim + spec.v_dim
     return spec.kv_row + spec.kv_lora_rank
-
-
-def owner_exchange_bytes(spec: ModelSpec, rule: LayoutRule, rows: Sequence[int], *, elem_bytes: int) -> int:
-    """(4): bytes of an exchange with owners per layer on the busiest rank.
-
-    Queries and outputs of owned rows for all heads, less the own shard's, and the gather of q_a rows.
-
-    Args:
-        spec: the model.
-        rule: of DOP or its variant.
-        rows: N_j, rows at home on each rank, `[T]`.
-        elem_bytes: bytes per number on the wire.
-    """
-    num_ranks = len(rows)
-    exchanged = max(rows) * (spec.heads - spec.heads // num_ranks) * exchanged_per_head(spec, rule)
-    gathered = (sum(rows) - min(rows)) * spec.q_in
-    return (exchanged + gathered) * elem_bytes
 
 
 def attention_buffer_bytes(
@@ -121,46 +92,6 @@ class MemoryAccount:
         fixed = self.other_bytes[layout] + self.weights_bytes(layout) + self.gap_bytes(layout)
         return tuple(fixed + count * self.page_bytes for count in pages)
 
-    def missing_weights_per_layer(self, layout_from: Layout, layout_to: Layout) -> int:
-        """(2) for one layer: bytes of projections that each rank has to receive."""
-        before, after = RULES[layout_from].projections, RULES[layout_to].projections
-        return sum(
-            size - size // self.num_ranks
-            for matrix, size in self.projection_bytes.items()
-            if before[matrix] is Projection.SHARDED and after[matrix] is Projection.REPLICATED
-        )
-
-    def missing_weights(self, layout_from: Layout, layout_to: Layout) -> int:
-        """(2): bytes of projections that each rank has to receive, all layers."""
-        return self.spec.num_mla_layers * self.missing_weights_per_layer(layout_from, layout_to)
-
-    def switch_peak(
-        self,
-        layout_from: Layout,
-        layout_to: Layout,
-        *,
-        pages_from: Sequence[int],
-        pages_to: Sequence[int],
-        missing: Sequence[int] | None = None,
-    ) -> tuple[int, ...]:
-        """(5): peak bytes on each rank during a switch, staging included, `[T]`.
-
-        Args:
-            layout_from: the present layout.
-            layout_to: the destination.
-            pages_from: pages on each rank before.
-            pages_to: pages on each rank after.
-            missing: pages that each rank receives, if slots are *not* handed over layer by layer: then
-                both states are there at once.
-        """
-        before, after = self.footprint(layout_from, pages_from), self.footprint(layout_to, pages_to)
-        if missing is None:
-            return tuple(max(pair) + self.staging_bytes for pair in zip(before, after, strict=True))
-        # The union: the larger weights and rest, and old pages next to new ones.
-        fixed = max(self.footprint(layout, [0])[0] for layout in (layout_from, layout_to))
-        union = (held + new for held, new in zip(pages_from, missing, strict=True))
-        return tuple(fixed + count * self.page_bytes + self.staging_bytes for count in union)
-
     def pool_pages(self, layout: Layout) -> int:
         """(6): pages that a rank can hold; negative when not even the fixed part fits."""
         fixed = self.footprint(layout, [0])[0]
@@ -182,10 +113,6 @@ class MemoryAccount:
     def longest_context(self, layout: Layout) -> int:
         """(6) with equality: tokens of the longest single request, as far as memory goes."""
         return self.capacity(layout).longest_request
-
-    def feasible(self, layout: Layout, pages: Sequence[int]) -> bool:
-        """(6): whether every rank holds its pages within the budget."""
-        return self.can_run(layout) and max(self.footprint(layout, pages)) <= self.budget_bytes
 
     def _places(self) -> dict[tuple[int, Matrix], MatrixPlace]:
         return place_matrices(

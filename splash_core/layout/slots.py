@@ -9,6 +9,7 @@ disjoint, each borrowed slot belongs to one matrix, and no ordinary slot overlap
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
 from splash_core.errors import ConfigError, Infeasible
@@ -25,11 +26,8 @@ def page_bytes(spec: ModelSpec, *, page_size: int, elem_bytes: int) -> int:
 
 def matrix_elements(spec: ModelSpec, matrix: Matrix) -> int:
     """Elements of one head-indexed projection of one layer, all heads."""
-    if matrix is Matrix.Q_B:
-        return spec.heads * spec.qk_dim * spec.q_in
-    if matrix is Matrix.KV_B:
-        return spec.heads * (spec.nope_dim + spec.v_dim) * spec.kv_lora_rank
-    return spec.heads * spec.v_dim * spec.hidden
+    shapes = {Matrix.Q_B: spec.q_b_shape, Matrix.KV_B: spec.kv_b_shape, Matrix.O: spec.o_shape}
+    return prod(shapes[matrix])
 
 
 def can_shard(spec: ModelSpec, num_ranks: int) -> bool:
@@ -50,11 +48,6 @@ class MatrixPlace:
     """All shards, in rotated head order: rank j stores the heads of rank j, j+1, … mod T."""
     borrowed: tuple[SlotId, ...]
     """Slots wholly inside the other ranks' shards."""
-
-    @property
-    def own_end(self) -> int:
-        """First byte after the own shard."""
-        return self.offset + self.own_bytes
 
     @property
     def end(self) -> int:
@@ -144,13 +137,6 @@ class ArenaMap:
         """(2): bytes a rank receives per layer when these projections are gathered: W·(1 - 1/T) of each."""
         first_layer = (self.places[0, matrix] for matrix in matrices if (0, matrix) in self.places)
         return sum(place.full_bytes - place.own_bytes for place in first_layer)
-
-    @property
-    def lost_bytes(self) -> int:
-        """Bytes of the weights region that are neither own shard nor borrowed slot in a sharded layout."""
-        own = sum(place.own_bytes for place in self.places.values())
-        region_end = self.ordinary[0] * self.slot_bytes
-        return region_end - own - len(self.borrowed) * self.slot_bytes
 
 
 def lenders_of(places: Mapping[tuple[int, Matrix], MatrixPlace]) -> dict[Matrix, tuple[SlotId, ...]]:

@@ -29,6 +29,7 @@ from splash_core.policy.in_force import PolicyInForce, why_not
 from splash_core.policy.snapshot import Phase
 from splash_core.rpc.abi import kv_abi
 from splash_core.scheduling.attention_choice import Fastest
+from splash_core.scheduling.buckets import decode_buckets
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.group import GroupScheduler
 from splash_core.scheduling.limits import max_request_tokens
@@ -108,7 +109,12 @@ class GroupBlueprint:
     @property
     def recorded_layouts(self) -> tuple[Layout, ...]:
         """Layouts whose decode steps the ranks record: of a prefill group none."""
-        return self.scheduling.layouts if _records_steps(self.settings, self.phase) else ()
+        return self.scheduling.layouts if self.recorded_buckets else ()
+
+    @property
+    def recorded_buckets(self) -> tuple[int, ...]:
+        """Home rows per rank of the steps that they record, ascending; the policy prices by the largest."""
+        return _buckets(self.settings, self.phase)
 
     def refusal(self, layout: Layout) -> str:
         """Why the group never runs a layout, or an empty text."""
@@ -203,6 +209,7 @@ def draw_blueprint(settings: GroupSettings, phase: Phase) -> GroupBlueprint:
         max_model_len=settings.max_model_len or None,
         staging_bytes=chunk_bytes(settings.staging_bytes),
         precopy_bytes_per_step=settings.precopy_bytes_per_step,
+        recorded_rows=max(_buckets(settings, phase), default=0),
         # Prefill holds no more than the prompts that it has, so there is no growth to overcommit.
         admission_overcommit=settings.admission_overcommit if phase is Phase.DECODE else 1.0,
     )
@@ -252,6 +259,10 @@ def _records_steps(settings: GroupSettings, phase: Phase) -> bool:
     """Whether ranks record decode steps: auto is on GPUs."""
     on = settings.graphs == "on" or (settings.graphs == "auto" and settings.device == "cuda")
     return on and phase is Phase.DECODE and settings.engine == "torch"
+
+
+def _buckets(settings: GroupSettings, phase: Phase) -> tuple[int, ...]:
+    return decode_buckets(settings.max_running, settings.ranks) if _records_steps(settings, phase) else ()
 
 
 def _graph_bytes(settings: GroupSettings, phase: Phase) -> int:

@@ -38,7 +38,6 @@ from splash_core.rpc.channels import MAX_MESSAGE_BYTES
 from splash_core.rpc.keepalive import server_keepalive
 from splash_core.rpc.link import LeaderLink, ipc_address
 from splash_core.rpc.rank_config import RankConfig
-from splash_core.scheduling.buckets import decode_buckets
 from splash_core.transport.kinds import memory_kind
 
 _log = logging.getLogger("splash.leader")
@@ -259,7 +258,7 @@ class GroupProcess:
             start_timeout_s=settings.start_timeout_s,
             step_timeout_s=settings.step_timeout_s,
             graph_layouts=blueprint.recorded_layouts,
-            graph_buckets=decode_buckets(settings.max_running, settings.ranks),
+            graph_buckets=blueprint.recorded_buckets,
             graph_bytes=settings.graph_bytes,
             link_bytes_per_s=settings.link_bytes_per_s,
             link_chunk_bytes=settings.link_chunk_bytes or memory_kind(settings.device).chunk_bytes,

@@ -52,7 +52,8 @@ def _attention_tensors(spec: ModelSpec, layer: int) -> Iterator[tuple[str, Shape
     yield prefix + "kv_a_layernorm.weight", (spec.kv_lora_rank,)
     heads, width, rank = spec.kv_b_shape
     yield prefix + "kv_b_proj.weight", (heads * width, rank)
-    yield prefix + "o_proj.weight", (spec.hidden, spec.heads * spec.v_dim)
+    rows, hidden = spec.o_shape
+    yield prefix + "o_proj.weight", (hidden, rows)
 
 
 def _ffn_tensors(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, Shape]]:

@@ -20,7 +20,8 @@ from splash_core.policy.snapshot import Snapshot
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide
 
-BUNDLE_VERSION = 1
+BUNDLE_VERSION = 2
+"""2: snapshots say which decode steps the group has recorded."""
 _KEPT = 256
 _FIELDS = frozenset({"snapshot", "config", "before", "decision", "after"})
 
@@ -102,7 +103,7 @@ def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[Diff
     values = cast("dict[str, Any]", bundle) if isinstance(bundle, dict) else {}
     version = values.get("splash_bundle")
     if version != BUNDLE_VERSION:
-        raise ConfigError(f"{where}: no bundle of version {BUNDLE_VERSION}, splash_bundle is {version!r}")
+        raise ConfigError(_why_not(version, where))
     model: CostModel = decode(CostModel, values.get("model"), where=f"{where}.model")
     entries = values.get("evaluations")
     if not isinstance(entries, list):
@@ -112,6 +113,14 @@ def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[Diff
     for index, entry in enumerate(recorded):
         differences += _replayed(model, index, entry, f"{where}.evaluations[{index}]")
     return len(recorded), differences
+
+
+def _why_not(version: object, where: str) -> str:
+    words = f"{where}: no bundle of version {BUNDLE_VERSION}, splash_bundle is {version!r}"
+    if not isinstance(version, int) or version < 1:
+        return words
+    remedy = "replay it with the Splash that wrote it, or record one anew"
+    return f"{words}; {remedy} (`splash layout explain --bundle FILE`)"
 
 
 def _replayed(model: CostModel, index: int, entry: Any, where: str) -> list[Difference]:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from splash_core.cost.load import Load, Rows
 from splash_core.cost.model import CostModel
+from splash_core.cost.step_kind import StepKind
 from splash_core.layout.layout import RULES, Layout
 
 
 @dataclass(slots=True, kw_only=True)
 class DecodeLine:
-    """The group."""
+    """The group; it replays its steps, as the paper's does."""
 
     model: CostModel
     layout: Layout
@@ -32,7 +33,8 @@ class DecodeLine:
             ranks = self.model.num_ranks
             rows = [Rows(1, self.context, index % ranks) for index in range(running)]
             load = Load.of(rows, num_ranks=ranks, top_k=self.model.top_k)
-            self._step_s[running] = self.model.predict(RULES[self.layout], load, decode=True).total_s
+            prediction = self.model.predict(RULES[self.layout], load, kind=StepKind.REPLAYED)
+            self._step_s[running] = prediction.total_s
         return self._step_s[running]
 
     def finish(self, landed: Sequence[float], *, tokens: int) -> float:

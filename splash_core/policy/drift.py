@@ -12,6 +12,7 @@ from statistics import median
 
 from splash_core.cost.load import Load
 from splash_core.cost.model import CostModel
+from splash_core.cost.step_kind import StepKind, decode_kind
 from splash_core.layout.layout import RULES, Layout
 from splash_core.policy.snapshot import Snapshot
 
@@ -130,11 +131,13 @@ def forecast(snapshot: Snapshot, model: CostModel) -> Forecast | None:
     items = snapshot.next_rows()
     if not items:
         return None
-    load = Load.of(items, num_ranks=snapshot.num_ranks, top_k=model.top_k)
-    decode = all(item.rows == 1 for item in items)
+    load, rule = Load.of(items, num_ranks=snapshot.num_ranks, top_k=model.top_k), RULES[snapshot.layout]
+    kind = StepKind.PROMPTS
+    if snapshot.decodes:
+        kind = decode_kind(rule, load, recorded_rows=snapshot.recorded_rows)
     return Forecast(
         layout=snapshot.layout,
         sequences=len(items),
         rows=sum(item.rows for item in items),
-        step_s=model.predict(RULES[snapshot.layout], load, decode=decode).step_s,
+        step_s=model.predict(rule, load, kind=kind).step_s,
     )

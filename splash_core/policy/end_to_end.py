@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from splash_core.cost.load import Load, Rows
 from splash_core.cost.model import CostModel
+from splash_core.cost.step_kind import StepKind
 from splash_core.layout.layout import RULES, KvHistory, Layout
 from splash_core.policy.decode_line import DecodeLine
 from splash_core.policy.snapshot import LayoutPool
@@ -107,7 +108,7 @@ class _Prefill:
             for prompt, rows in takes
         ]
         load = Load.of(items, num_ranks=ranks, steps=steps, top_k=model.top_k)
-        self.clock_s += model.predict(RULES[self.layout], load, decode=False).total_s
+        self.clock_s += model.predict(RULES[self.layout], load, kind=StepKind.PROMPTS).total_s
         for prompt, rows in takes:
             prompt.done += rows * steps
             prompt.left -= rows * steps

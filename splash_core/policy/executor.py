@@ -1,5 +1,7 @@
 """How a switch would be executed, and at what price: overlapped, or copied ahead by ordinary steps.
 
+A step that is launched computes its layers beside the moves; before one that is replayed all moves. Which of
+the two a step is follows from what the group has recorded (`cost.step_kind`), as in the engine.
 Invariant: a way is offered only with its price, or with the reason why it is out of the question; the planner
 still has the last word about slots, and falls back to overlapped where second copies do not fit after all.
 """
@@ -70,8 +72,7 @@ def ways(
         moved,
         layers=model.spec.num_mla_layers,
         step_s=look.prediction.step_s,
-        # Decode steps are replayed, so all moves before their rows; prompts compute beside the moves.
-        mode=SwitchMode.BLOCKING if snapshot.phase is Phase.DECODE else SwitchMode.OVERLAPPED,
+        mode=look.prediction.kind.mode,
         pending_bytes=_pending(snapshot),
     )
     ahead = _precopied(snapshot, model, look, moved, here_s)
@@ -94,15 +95,15 @@ def best_way(
     """The way that wins most; None when none is offered.
 
     In decode a switching step stalls every request. One that stays within the ITL bound, or without a bound
-    exposes no more than an ordinary step takes, goes before one that does not.
+    is longer by no more than an ordinary step takes, goes before one that does not.
     """
 
     def stalls(way: Way) -> bool:
         if phase is Phase.PREFILL:
             return False
         if itl_bound_s is not None:
-            return there_s + way.cost.exposed_s > max(itl_bound_s, here_s)
-        return way.cost.exposed_s > here_s
+            return there_s + way.cost.stall_s > max(itl_bound_s, here_s)
+        return way.cost.stall_s > here_s
 
     return min(offered, key=lambda way: (stalls(way), -way.net_s), default=None)
 

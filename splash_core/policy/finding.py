@@ -68,6 +68,8 @@ def record(
             "longest_context": max(contexts, default=0),
             "owner_tokens": list(snapshot.owner_tokens),
             "pending_handoff_bytes": snapshot.pending_handoff_bytes,
+            "recorded_rows": snapshot.recorded_rows,
+            "step_kinds": {layout.value: look.prediction.kind.value for layout, look in looks.items()},
             "handoff_delay_ms": 0.0 if finding.cost is None else finding.cost.delayed_s * 1e3,
             "measured_ms": None if measured is None else measured * 1e3,
             "age_s": snapshot.ages.by_name(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from splash_core.cost.load import Load, Rows
 from splash_core.cost.model import CostModel, Prediction
+from splash_core.cost.step_kind import StepKind, decode_kind
 from splash_core.layout.layout import RULES, Layout
 from splash_core.policy.config import DEFAULT_HORIZON_STEPS
 from splash_core.policy.room import Demand, Room
@@ -111,8 +112,10 @@ def _decode(
     rows = [Rows(1, placed.prompt, placed.owner) for placed in admitted]
     rows += [_decode_rows(running) for running in snapshot.running]
     load = Load.of(rows, num_ranks=snapshot.num_ranks, top_k=model.top_k)
-    decode = all(running.step_rows <= 1 for running in snapshot.running)
-    prediction = model.predict(RULES[layout], load, decode=decode)
+    kind = StepKind.PROMPTS
+    if snapshot.decodes:
+        kind = decode_kind(RULES[layout], load, recorded_rows=snapshot.recorded_rows)
+    prediction = model.predict(RULES[layout], load, kind=kind)
     remaining = [running.projected_output for running in snapshot.running]
     remaining += [placed.output for placed in admitted]
     num_requests = len(snapshot.running) + len(admitted)
@@ -191,7 +194,7 @@ def _finish(
     items += [Rows(placed.prompt, 0, placed.owner, _visits(placed.prompt, chunk)) for placed in admitted]
     steps = _visits(sum(item.rows for item in items), chunk)
     load = Load.of(items, num_ranks=snapshot.num_ranks, steps=steps, top_k=model.top_k)
-    return model.predict(RULES[layout], load, decode=False)
+    return model.predict(RULES[layout], load, kind=StepKind.PROMPTS)
 
 
 def _decode_rows(running: RunningSequence) -> Rows:

@@ -63,6 +63,8 @@ class PlanReport:
     regimes: Mapping[Phase, tuple[Cell, ...]]
     profile: HardwareProfile
     """What the regimes are predicted with."""
+    recorded_rows: int = 0
+    """As `build_plan` was told."""
 
     @property
     def projection_bytes_per_layer(self) -> int:
@@ -97,6 +99,7 @@ class PlanReport:
             "chunk_tokens": self.deployment.chunk_tokens,
             "kv_bytes_per_token": self.account.token_bytes,
             "max_positions": self.spec.max_positions,
+            "recorded_rows": self.recorded_rows,
             "layouts": {layout.value: self._layout(layout) for layout in self.verdicts},
             "projection_bytes_per_layer": self.projection_bytes_per_layer,
             "gathered_bytes_per_layer": self.gathered_bytes_per_layer,
@@ -154,6 +157,8 @@ def build_plan(
     deployment: Deployment,
     layouts: Sequence[Layout] = STANDARD_LAYOUTS,
     profile: HardwareProfile | None = None,
+    *,
+    recorded_rows: int = 0,
 ) -> PlanReport:
     """The report for a model on `deployment.num_ranks` devices.
 
@@ -163,6 +168,7 @@ def build_plan(
         deployment: how they are used.
         layouts: those to compare.
         profile: what predicts step times; default: the devices' own figures.
+        recorded_rows: most home rows of a rank in a decode step that is replayed; 0: all are launched.
 
     Raises:
         Infeasible: no layout fits; names the fewest ranks that do.
@@ -179,12 +185,8 @@ def build_plan(
         profile=profile or analytical_profile(gpu, dtype=precision.name),
         num_ranks=ranks,
     )
-    group = Group(
-        num_ranks=ranks,
-        page_size=deployment.page_size,
-        chunk_tokens=deployment.chunk_tokens,
-        pools={layout: _pool(account, layout, verdict) for layout, verdict in verdicts.items()},
-    )
+    pools = {layout: _pool(account, layout, verdict) for layout, verdict in verdicts.items()}
+    group = Group.of(deployment, pools, recorded_rows=recorded_rows)
     return PlanReport(
         spec=spec,
         gpu=gpu,
@@ -195,6 +197,7 @@ def build_plan(
         switches=_switches(spec, deployment, layouts, context),
         regimes={phase: regime_map(model, group, phase) for phase in Phase},
         profile=model.profile,
+        recorded_rows=recorded_rows,
     )
 
 

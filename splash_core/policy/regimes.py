@@ -8,6 +8,7 @@ generate `OUTPUT_TOKENS` more. The policy's objective decides, admission include
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from splash_core.cost.footprint import Deployment
 from splash_core.cost.model import CostModel
 from splash_core.layout.layout import Layout
 from splash_core.policy.outlook import outlooks
@@ -41,6 +42,19 @@ class Group:
     page_size: int
     chunk_tokens: int
     pools: Mapping[Layout, LayoutPool]
+    recorded_rows: int = 0
+    """As in a snapshot."""
+
+    @classmethod
+    def of(cls, deployment: Deployment, pools: Mapping[Layout, LayoutPool], *, recorded_rows: int) -> "Group":
+        """The group of a deployment."""
+        return cls(
+            num_ranks=deployment.num_ranks,
+            page_size=deployment.page_size,
+            chunk_tokens=deployment.chunk_tokens,
+            pools=pools,
+            recorded_rows=recorded_rows,
+        )
 
 
 def regime_map(
@@ -72,6 +86,7 @@ def _cell(model: CostModel, group: Group, phase: Phase, *, batch: int, context: 
             for tokens in _lengths(batch, context)
         ),
         pools=group.pools,
+        recorded_rows=group.recorded_rows,
     )
     looks = outlooks(snapshot, model)
     # A request that no layout holds is no demand to any of them: nothing is admitted.

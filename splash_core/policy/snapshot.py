@@ -100,6 +100,8 @@ class Snapshot:
     """Bytes of pushes under way on the links that a switch would use."""
     precopy_bytes_per_step: int = 0
     """What a rank may receive in an ordinary step while a switch copies ahead; 0: the group cannot."""
+    recorded_rows: int = 0
+    """Most home rows of a rank in a decode step that is replayed from a recording; 0: all are launched."""
     switch_pending: bool = False
     """True while a switch was requested and has not been executed."""
     measured_step_s: float | None = None
@@ -113,6 +115,15 @@ class Snapshot:
             for running in self.running
             if running.step_rows
         ]
+
+    @property
+    def decodes(self) -> bool:
+        """True when the next step has one row of each request in it, from which a token is drawn."""
+        return all(
+            running.step_rows == 1 and running.remaining_prompt <= 1
+            for running in self.running
+            if running.step_rows
+        )
 
     def owned_tokens(self) -> list[int]:
         """Cached tokens of the requests that each rank is to own, `[T]`, whatever lies where now."""

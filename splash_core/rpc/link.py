@@ -14,9 +14,6 @@ from splash_core.errors import GroupFailed
 from splash_core.ids import RankId
 from splash_core.pb import rank_pb2
 
-MAX_SOCKET_PATH = 100
-"""Longest path of a Unix socket (107 on Linux, less room for the transport's suffix)."""
-
 PUSH_LANE = "/push"
 """What the identity of a rank's second connection ends with."""
 _TO_PUSH_LANE = frozenset(("push", "cancel_push", "link", "fence"))

@@ -30,6 +30,8 @@ class SchedulerConfig:
     precopy_bytes_per_step: int = STAGING_BYTES
     """About how much a rank receives in each ordinary step while a switch copies ahead; at least one unit: a
     page, or the missing weights of a layer."""
+    recorded_rows: int = 0
+    """Most home rows of a rank in a decode step that ranks have recorded and replay; 0: all are launched."""
     admission_overcommit: float = 1.0
     """Projected tokens admitted per token of pool: 1.0 never needs preemption while the layout stays."""
 
@@ -37,6 +39,8 @@ class SchedulerConfig:
         for name in ("chunk_tokens", "max_running", "staging_bytes", "precopy_bytes_per_step"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.recorded_rows < 0:
+            raise ConfigError(f"recorded_rows must be at least 0, got {self.recorded_rows}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len must be at least 1, got {self.max_model_len}")
         if self.admission_overcommit < 1.0:

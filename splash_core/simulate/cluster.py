@@ -102,6 +102,7 @@ class Cluster:
         for station in self._by_name.values():
             if not station.idle or station.machine.pages_held:
                 raise InvariantBroken(f"{station.name} still holds {station.machine.pages_held} pages")
+            station.machine.check()
 
     def _station(self, name: str, role: Role, course: Course, detail: Detail) -> Station:
         config, layout = self._fleet.config(role, name), course.start[role]

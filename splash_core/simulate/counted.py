@@ -7,6 +7,7 @@ such steps are one. Batching, admission, owners and snapshots are the product's 
 
 from collections.abc import Sequence as Seq
 
+from splash_core.errors import InvariantBroken
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.admission import Admission
@@ -210,9 +211,11 @@ class CountedMachine:
             self._promised = Promised(tokens.total, tokens.projected)
         return self._promised
 
-    def stray_pages(self) -> list[int]:
-        """Pages on each rank that no sequence holds: all 0."""
-        return self._counts.stray()
+    def check(self) -> None:
+        """Prove that sequences hold all pages that count as used."""
+        stray = self._counts.stray()
+        if any(stray):
+            raise InvariantBroken(f"{stray} pages on the ranks are held by no sequence")
 
     def _sampled(self, sequence: CountedSequence, ended: Ended) -> None:
         if not sequence.prompt_reported:

@@ -10,6 +10,7 @@ from splash_core.ids import GroupId
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
+from splash_core.scheduling.buckets import decode_buckets
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import Role
 from splash_core.units import STAGING_BYTES
@@ -30,6 +31,8 @@ class Fleet:
     max_running: int = 256
     precopy_bytes_per_step: int = STAGING_BYTES
     """What a rank receives in an ordinary step while a switch copies ahead."""
+    records_steps: bool = False
+    """Whether decode groups replay decode steps from recordings; else all steps are launched."""
     handoff_bps: float | None = None
     """Bytes per second that a rank pushes into another group; None: as fast as inside a group."""
     host_cores: int | None = None
@@ -90,4 +93,11 @@ class Fleet:
             chunk_tokens=self.chunk_tokens,
             max_running=self.max_running,
             precopy_bytes_per_step=self.precopy_bytes_per_step,
+            recorded_rows=self.recorded_rows(role),
         )
+
+    def recorded_rows(self, role: Role) -> int:
+        """Most home rows of a rank in a decode step that a group replays; 0: it launches all steps."""
+        if role is Role.PREFILL or not self.records_steps:
+            return 0
+        return decode_buckets(self.max_running, self.model.num_ranks)[-1]

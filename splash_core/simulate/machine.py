@@ -62,8 +62,8 @@ class Batch:
 
     @property
     def decodes(self) -> bool:
-        """True when no request has more than one row."""
-        return all(row.num_rows <= 1 for row in self.rows)
+        """True when each request has one row, from which a token is drawn."""
+        return all(row.num_rows == row.samples == 1 for row in self.rows)
 
 
 @dataclass(slots=True)
@@ -143,4 +143,8 @@ class Machine(Protocol):
 
     def promised(self) -> Promised:
         """What the router asks for."""
+        ...
+
+    def check(self) -> None:
+        """Prove its invariants; raises `InvariantBroken`."""
         ...

@@ -77,7 +77,7 @@ class Moves:
             return self._switch(asked, batch, layout, now, step_s)
         longer_s = 0.0
         if batch.relocated_pages:
-            longer_s = self._pricing.relocation_s(batch, self._page_size, step_s=step_s)
+            longer_s = self._pricing.relocation_s(batch, layout, self._page_size, step_s=step_s)
         if batch.ahead_bytes is not None and asked is not None:
             slower_s = self._pricing.ahead_s(batch.ahead_bytes, step_s=step_s) if batch.ahead_bytes else 0.0
             asked.ahead_steps += 1

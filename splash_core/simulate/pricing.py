@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.model import CostModel
 from splash_core.cost.precopy import copying_s, rest_cost
+from splash_core.cost.step_kind import StepKind, decode_kind
 from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_bytes, switch_cost
 from splash_core.layout.layout import RULES, Layout
 from splash_core.simulate.machine import Batch, BatchRow
@@ -54,15 +55,16 @@ class Pricing:
     """The clock of a fleet."""
 
     model: CostModel
+    recorded_rows: int = 0
+    """As in the snapshots of the group that is priced."""
 
     def step_s(self, batch: Batch, layout: Layout) -> float:
         """Time of the batch's first step."""
-        decode = batch.decodes
-        if decode and all(row.samples for row in batch.rows):
+        if batch.decodes:
             return self.decode_s(self.decode_loads(batch).at(0), layout)
         rows = (Rows(row.num_rows, row.context, row.owner, samples=row.samples) for row in batch.rows)
         load = Load.of(rows, num_ranks=self.model.num_ranks, top_k=self.model.top_k)
-        return self.model.predict(RULES[layout], load, decode=decode).step_s
+        return self.model.predict(RULES[layout], load, kind=StepKind.PROMPTS).step_s
 
     def decode_loads(self, batch: Batch) -> DecodeLoads:
         """Loads of the batch's rows, which all are decode rows."""
@@ -70,7 +72,15 @@ class Pricing:
 
     def decode_s(self, load: Load, layout: Layout) -> float:
         """Time of a step of decode rows."""
-        return self.model.predict(RULES[layout], load, decode=True).step_s
+        kind = decode_kind(RULES[layout], load, recorded_rows=self.recorded_rows)
+        return self.model.predict(RULES[layout], load, kind=kind).step_s
+
+    def kind(self, batch: Batch, layout: Layout) -> StepKind:
+        """How a batch's first step runs."""
+        if not batch.decodes:
+            return StepKind.PROMPTS
+        load = self.decode_loads(batch).at(0)
+        return decode_kind(RULES[layout], load, recorded_rows=self.recorded_rows)
 
     def switch(
         self,
@@ -85,17 +95,17 @@ class Pricing:
         if batch.rest is not None and batch.rest.mode is SwitchMode.PRECOPIED:
             return rest_cost(self.model.profile, batch.rest.moved, layers=self.model.spec.num_mla_layers)
         if batch.rest is not None:
-            return self._cost(batch.rest.moved, batch, step_s)
+            return self._cost(batch.rest.moved, self.kind(batch, layout_to), step_s)
         rules = RULES[layout_from], RULES[layout_to]
         moved = switch_bytes(self.model.spec, self.model.precision, *rules, owner_tokens=owner_tokens)
-        return self._cost(moved, batch, step_s)
+        return self._cost(moved, self.kind(batch, layout_to), step_s)
 
-    def relocation_s(self, batch: Batch, page_size: int, *, step_s: float) -> float:
+    def relocation_s(self, batch: Batch, layout: Layout, page_size: int, *, step_s: float) -> float:
         """By what landed prompts that are brought to their places make a step longer."""
         spec, precision = self.model.spec, self.model.precision
         row = precision.kv_token_bytes(spec) / spec.num_mla_layers
         size = round(batch.relocated_pages * page_size * row)
-        return self._cost(SwitchBytes(weights=0, kv=size), batch, step_s).total_s
+        return self._cost(SwitchBytes(weights=0, kv=size), self.kind(batch, layout), step_s).total_s
 
     def ahead_s(self, size: int, *, step_s: float) -> float:
         """By what copies ahead of a switch make an ordinary step longer."""
@@ -105,8 +115,6 @@ class Pricing:
         """KV of so many tokens."""
         return tokens * self.model.precision.kv_token_bytes(self.model.spec)
 
-    def _cost(self, moved: SwitchBytes, batch: Batch, step_s: float) -> SwitchCost:
-        # A step of decode rows is replayed, so all moves before it.
-        mode = SwitchMode.BLOCKING if batch.decodes else SwitchMode.OVERLAPPED
+    def _cost(self, moved: SwitchBytes, kind: StepKind, step_s: float) -> SwitchCost:
         layers = self.model.spec.num_mla_layers
-        return switch_cost(self.model.profile, moved, layers=layers, step_s=step_s, mode=mode)
+        return switch_cost(self.model.profile, moved, layers=layers, step_s=step_s, mode=kind.mode)

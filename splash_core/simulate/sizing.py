@@ -30,6 +30,7 @@ class Shape:
     chunk_tokens: int = 2048
     max_running: int = 256
     precopy_bytes_per_step: int = STAGING_BYTES
+    records_steps: bool = False
     handoff_bps: float | None = None
     host_cores: int | None = None
     layouts: tuple[Layout, ...] = STANDARD_LAYOUTS
@@ -96,6 +97,7 @@ def _fleet(
         chunk_tokens=shape.chunk_tokens,
         max_running=shape.max_running,
         precopy_bytes_per_step=shape.precopy_bytes_per_step,
+        records_steps=shape.records_steps,
         handoff_bps=shape.handoff_bps,
         host_cores=shape.host_cores,
         **extra,

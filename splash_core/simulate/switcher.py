@@ -73,7 +73,7 @@ class CountedSwitcher:
         self._wish = None
         stand, made = self._counts.ahead.stand, self._counts.ahead.take()
         pages = self._placing.switch(layout, promised=ahead.promised if stand else NO_OWNERS, made=made)
-        fallback = ahead.fallback
+        fallback = bool(ahead.fallback)
         if pages is None and stand:
             pages, fallback = self._placing.switch(layout), True
         self._end()

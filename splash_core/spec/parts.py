@@ -127,11 +127,6 @@ class LinearAttentionSpec:
     head_dim: int
     conv_kernel: int
 
-    @property
-    def state_elements(self) -> int:
-        """Numbers (fp32) of one sequence's recurrent state in one layer."""
-        return self.heads * self.head_dim * self.head_dim
-
     @classmethod
     def from_hf(cls, config: Fields, *, family: Family, layers: int) -> "LinearAttentionSpec | None":
         """None for families without linear attention."""

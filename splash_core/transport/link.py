@@ -21,7 +21,7 @@ def _nobody() -> None:
 
 
 class Flow:
-    """One writer's place at a link: want a chunk, send it when you may, say when it is over."""
+    """One writer's place at a link: want a chunk, send it when named `first`, say when it is over."""
 
     def __init__(self, link: "BandwidthArbiter", number: int) -> None:
         self._link = link
@@ -31,10 +31,6 @@ class Flow:
     def want(self, num_bytes: int) -> None:
         """The next chunk stands ready; of no effect while one does, or may go already."""
         self._link.ask(self.number, num_bytes)
-
-    def may_go(self) -> bool:
-        """True, once a chunk, when it may be sent; to be asked again after `delay_s` or a wake."""
-        return self._link.first([self]) is not None
 
     def sent(self) -> None:
         """The oldest chunk under way is over, well or not."""

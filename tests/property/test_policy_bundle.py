@@ -99,7 +99,8 @@ class TestReplay:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"splash_bundle": 0}, "no bundle of version 1"),
+            ({"splash_bundle": 0}, "no bundle of version 2, splash_bundle is 0$"),
+            ({"splash_bundle": 1}, "splash_bundle is 1; replay it with the Splash that wrote it, or record"),
             ({"model": None}, r"bundle\.model: CostModel is required"),
             ({"evaluations": {}}, r"bundle\.evaluations: a list"),
             ({"evaluations": [{}]}, r"evaluations\[0\]: no evaluation"),

@@ -61,6 +61,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         waiting=draw(st.lists(waiting, max_size=6)),
         room={layout: draw(room(layout)) for layout in Layout},
         pending_handoff_bytes=draw(st.integers(0, 10**9)),
+        recorded_rows=draw(st.sampled_from([0, 1, 64])),
         switch_pending=draw(st.booleans()) and draw(st.booleans()),
         ages=InputAges(running_s=draw(ages)) if draw(st.booleans()) else InputAges(),
     )

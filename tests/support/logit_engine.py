@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from services.bench.counting import CountingComm, Traffic
 from splash_core.attention.batch import PADDING, Batch, build_batch
 from splash_core.attention.context import RankContext
 from splash_core.attention.padding import pad_batch
 from splash_core.attention.registry import create_attention
 from splash_core.dist.comm import RankComms
-from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.order import CPU
 from splash_core.dist.peer_memory import Sharing

@@ -2,8 +2,8 @@
 
 import torch
 
+from services.bench.counting import CountingComm, Traffic
 from splash_core.dist.comm import RankComms, Transfer
-from splash_core.dist.counting import CountingComm, Traffic
 from splash_core.dist.inprocess import run_ranks
 from splash_core.ids import RankId
 

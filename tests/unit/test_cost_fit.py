@@ -23,6 +23,7 @@ from splash_core.cost.samples import (
     samples_of,
     text_rows,
 )
+from splash_core.cost.step_kind import StepKind
 from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS
@@ -80,9 +81,9 @@ def measured(model: CostModel, *, seed: int = 0, noise: float = NOISE) -> Measur
     draw = random.Random(seed)
     steps: list[Sample] = []
     for number, (name, decode, rows) in enumerate(loads()):
-        load = Load.of(rows, num_ranks=2)
+        load, kind = Load.of(rows, num_ranks=2), StepKind.REPLAYED if decode else StepKind.PROMPTS
         for layout in STANDARD_LAYOUTS:
-            seen = model.predict(RULES[layout], load, decode=decode)
+            seen = model.predict(RULES[layout], load, kind=kind)
             times = tuple(seen.step_s * math.exp(draw.gauss(0.0, noise)) for _ in range(WARMUP + REPS))
             steps.append(
                 Sample(
@@ -90,7 +91,7 @@ def measured(model: CostModel, *, seed: int = 0, noise: float = NOISE) -> Measur
                     phase="decode" if decode else "prefill",
                     layout=layout,
                     load=load,
-                    decode=decode,
+                    kind=kind,
                     form=seen.form,
                     storage=seen.storage,
                     times_s=times,

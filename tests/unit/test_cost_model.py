@@ -3,16 +3,17 @@
 import json
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from splash_core.cost.exchange import Traffic, attention_traffic
+from splash_core.cost.exchange import attention_messages
 from splash_core.cost.links import Collective, LinkRate, Message
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.precision import PRECISIONS, named_precision
 from splash_core.cost.profile import HardwareProfile, Provenance, analytical_profile
 from splash_core.cost.shares import Shares
+from splash_core.cost.step_kind import StepKind
 from splash_core.cost.switch import SwitchBytes, switch_bytes, switch_cost
 from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm, CpStorage, may_expand
@@ -25,10 +26,18 @@ from tests.support.policy_cases import SMOL, cost_model
 V3 = named_spec("deepseek-v3")
 BF16 = named_precision("bf16")
 FP8 = named_precision("fp8")
+REPLAYED, PROMPTS = StepKind.REPLAYED, StepKind.PROMPTS
+
+
+class Traffic(NamedTuple):
+    collectives: float
+    received_bytes: float
 
 
 def traffic(layout: Layout, load: Load, storage: CpStorage = CpStorage.PASS_Q) -> Traffic:
-    return attention_traffic(V3, BF16, Shares.of(RULES[layout], load, storage=storage))
+    """One layer's attention, in sum."""
+    messages = attention_messages(V3, BF16, Shares.of(RULES[layout], load, storage=storage))
+    return Traffic(sum(each.count for each in messages), sum(each.received_bytes for each in messages))
 
 
 def decode_load(count: int, context: int, ranks: int) -> Load:
@@ -127,7 +136,9 @@ class TestExchange:
 class TestPredict:
     def test_all_layouts_agree_on_one_rank_but_for_nothing(self) -> None:
         model = cost_model(ranks=1)
-        times = {model.predict(rule, decode_load(4, 100, 1), decode=True).total_s for rule in RULES.values()}
+        times = {
+            model.predict(rule, decode_load(4, 100, 1), kind=REPLAYED).total_s for rule in RULES.values()
+        }
         assert max(times) == pytest.approx(min(times))
 
     def test_decode_reads_follow_the_rules(self) -> None:
@@ -142,41 +153,41 @@ class TestPredict:
         load = decode_load(16, 4096, 4)
         read = {}
         for layout in Layout:
-            stages = free.predict(RULES[layout], load, decode=True)
+            stages = free.predict(RULES[layout], load, kind=REPLAYED)
             read[layout] = stages.attention_s
         history = 61 * 16 * 4097 * 1152
         assert read[Layout.TP] == history
         assert {read[layout] for layout in Layout if layout is not Layout.TP} == {history / 4}
-        sharded = free.predict(RULES[Layout.DOP], load, decode=True).projections_s
-        replicated = free.predict(RULES[Layout.DP], load, decode=True).projections_s
+        sharded = free.predict(RULES[Layout.DOP], load, kind=REPLAYED).projections_s
+        replicated = free.predict(RULES[Layout.DP], load, kind=REPLAYED).projections_s
         assert replicated - sharded == pytest.approx(61 * 328 * 2**20 * 3 / 4)
-        variant = free.predict(RULES[Layout.DOP_P], load, decode=True).projections_s
+        variant = free.predict(RULES[Layout.DOP_P], load, kind=REPLAYED).projections_s
         assert variant - sharded == pytest.approx(61 * 32 * 2**20 * 3 / 4)
 
     def test_decode_is_absorbed_and_dop_prefill_too(self) -> None:
         model = cost_model(V3, gpu="h200", dtype="bf16", ranks=8)
         prompt = Load.of([Rows(8192, 0)], num_ranks=8)
-        assert model.predict(RULES[Layout.TP], prompt, decode=False).form is AttentionForm.EXPANDED
-        assert model.predict(RULES[Layout.DOP], prompt, decode=False).form is AttentionForm.ABSORBED
-        assert model.predict(RULES[Layout.DOP_P], prompt, decode=False).form is AttentionForm.EXPANDED
+        assert model.predict(RULES[Layout.TP], prompt, kind=PROMPTS).form is AttentionForm.EXPANDED
+        assert model.predict(RULES[Layout.DOP], prompt, kind=PROMPTS).form is AttentionForm.ABSORBED
+        assert model.predict(RULES[Layout.DOP_P], prompt, kind=PROMPTS).form is AttentionForm.EXPANDED
         step = decode_load(8, 8192, 8)
-        assert model.predict(RULES[Layout.TP], step, decode=True).form is AttentionForm.ABSORBED
+        assert model.predict(RULES[Layout.TP], step, kind=REPLAYED).form is AttentionForm.ABSORBED
 
     def test_sparse_rows_are_absorbed(self) -> None:
         model = cost_model(named_spec("deepseek-v3.2"), gpu="h200", dtype="fp8", ranks=8)
         prompt = Load.of([Rows(8192, 0)], num_ranks=8, top_k=model.top_k)
-        assert model.predict(RULES[Layout.DP], prompt, decode=False).form is AttentionForm.ABSORBED
+        assert model.predict(RULES[Layout.DP], prompt, kind=PROMPTS).form is AttentionForm.ABSORBED
 
     def test_skew_costs_owners_and_not_stripes(self) -> None:
         model = cost_model()
         even = Load.of([Rows(1, 1000, 0), Rows(1, 1000, 1)], num_ranks=2)
         skewed = Load.of([Rows(1, 1000, 0), Rows(1, 1000, 0)], num_ranks=2)
         for layout in (Layout.DP, Layout.DOP):
-            slow = model.predict(RULES[layout], skewed, decode=True)
-            assert slow.attention_s == 2 * model.predict(RULES[layout], even, decode=True).attention_s
+            slow = model.predict(RULES[layout], skewed, kind=REPLAYED)
+            assert slow.attention_s == 2 * model.predict(RULES[layout], even, kind=REPLAYED).attention_s
         for layout in (Layout.TP, Layout.CP):
-            assert model.predict(RULES[layout], skewed, decode=True) == model.predict(
-                RULES[layout], even, decode=True
+            assert model.predict(RULES[layout], skewed, kind=REPLAYED) == model.predict(
+                RULES[layout], even, kind=REPLAYED
             )
 
     def test_latencies_count_once_a_step(self) -> None:
@@ -186,8 +197,8 @@ class TestPredict:
         load = Load.of([Rows(100, 0, 0)], num_ranks=2, steps=7)
         # TP: 2 collectives a layer for attention, 2 for the FFN, 3 a step for embedding and head.
         extra = (
-            slower.predict(RULES[Layout.TP], load, decode=False).total_s
-            - model.predict(RULES[Layout.TP], load, decode=False).total_s
+            slower.predict(RULES[Layout.TP], load, kind=PROMPTS).total_s
+            - model.predict(RULES[Layout.TP], load, kind=PROMPTS).total_s
         )
         assert extra == pytest.approx(7 * (30 * 4 + 3))
 
@@ -220,6 +231,7 @@ class TestSwitchCost:
         slow = switch_cost(profile, SwitchBytes(weights=1000, kv=2000), layers=4, step_s=8.0)
         # tau = 3 s a layer, c = 2 s: 3 + 3·(3 - 2) exposed, 3·2 hidden.
         assert (slow.exposed_s, slow.contention_s, slow.bytes_per_rank) == (6.0, 1.5, 12_000)
+        assert (slow.slowed_s, slow.stall_s, slow.total_s) == (1.5, 7.5, 7.5)
         quick = switch_cost(profile, SwitchBytes(weights=1000, kv=0), layers=4, step_s=8.0)
         assert (quick.exposed_s, quick.contention_s) == (1.0, 0.75)
 
@@ -228,7 +240,7 @@ class TestSwitchCost:
         cost = switch_cost(
             profile, SwitchBytes(weights=1000, kv=0), layers=4, step_s=8.0, mode=SwitchMode.BLOCKING
         )
-        assert (cost.exposed_s, cost.contention_s) == (4.0, 0.0)
+        assert (cost.exposed_s, cost.contention_s, cost.stall_s) == (4.0, 0.0, 4.0)
 
     def test_pushes_under_way_delay_only_what_moves(self) -> None:
         profile = replace(cost_model().profile, link_bps=1000.0)

@@ -11,6 +11,7 @@ from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.cost.served import Served, predicted_s, with_service
+from splash_core.cost.step_kind import StepKind
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS
 from splash_core.spec.catalogue import named_spec
 from splash_core.spec.hardware import named_gpu
@@ -22,6 +23,7 @@ MODEL = CostModel(
     num_ranks=2,
 )
 STREAMS = (1, 4, 16, 64)
+LAUNCHED = StepKind.LAUNCHED
 
 
 def served_by(profile: HardwareProfile, *, noise: float = 0.0) -> list[Served]:
@@ -32,7 +34,7 @@ def served_by(profile: HardwareProfile, *, noise: float = 0.0) -> list[Served]:
             layout=layout,
             streams=count,
             context=32,
-            seconds=model.predict(RULES[layout], replace(EMPTY, streams=count).load(2), decode=True).step_s
+            seconds=model.predict(RULES[layout], replace(EMPTY, streams=count).load(2), kind=LAUNCHED).step_s
             * (1 + noise * (-1) ** index),
         )
         for index, (layout, count) in enumerate(itertools.product(STANDARD_LAYOUTS, STREAMS))

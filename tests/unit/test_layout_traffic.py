@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from splash_core.cost.exchange import attention_messages
+from splash_core.cost.load import Load, Rows
+from splash_core.cost.precision import named_precision
+from splash_core.cost.shares import Shares
 from splash_core.ids import SeqId
 from splash_core.layout.forms import CpStorage
 from splash_core.layout.layout import RULES, Layout
-from splash_core.layout.memory import owner_exchange_bytes
 from splash_core.spec.model import ModelSpec
 from tests.support.group import arena_with
 from tests.support.logit_engine import run_plans
@@ -37,13 +40,25 @@ class Step:
         self.ranks = []
         rows = run_plans(checkpoint, self.spec, arena, layout, plans, torch.float32, traffic=self.ranks)
         assert (SeqId(B - 1), CONTEXT + chunk - 1) in rows
-        self.num_rows = B * chunk
+        self._layout, self._storage = layout, storage
+        items = [Rows(chunk, CONTEXT, seq % T) for seq in range(B)]
+        self._load = Load.of(items, num_ranks=T)
 
     def bytes(self, tag: str) -> list[int]:
         """Received per layer on each rank under a tag."""
         received = [rank[tag].received_bytes if tag in rank else 0 for rank in self.ranks]
         assert all(each % self.spec.layers == 0 for each in received)
         return [each // self.spec.layers for each in received]
+
+    def received(self) -> list[int]:
+        """By attention, per layer on each rank."""
+        return [sum(each) for each in zip(*map(self.bytes, self.attention_tags()), strict=True)]
+
+    def predicted(self) -> float:
+        """By the cost model, on the fullest rank."""
+        shares = Shares.of(RULES[self._layout], self._load, storage=self._storage)
+        messages = attention_messages(self.spec, named_precision("fp32"), shares)
+        return sum(message.received_bytes for message in messages)
 
     def attention_tags(self) -> set[str]:
         tags = {tag for rank in self.ranks for tag, traffic in rank.items() if traffic.received_bytes}
@@ -57,6 +72,7 @@ def test_tp_gathers_latent_rows_and_scatters_the_output(tiny_v3: Path) -> None:
     assert step.attention_tags() == {"tp.gather_rows", "tp.scatter_out"}
     assert step.bytes("tp.gather_rows") == [others * row * FLOAT] * T
     assert step.bytes("tp.scatter_out") == [(B // T) * (T - 1) * spec.hidden * FLOAT] * T
+    assert step.received() == [step.predicted()] * T
 
 
 def test_dp_moves_nothing(tiny_v3: Path) -> None:
@@ -77,9 +93,8 @@ def test_an_exchange_with_owners_is_equation_4(layout: Layout, tag: str, chunk: 
     assert step.bytes(f"{tag}.out_from_owners") == [others * answer] * T
     gathered = (rows - owned) * (spec.q_lora_rank or spec.hidden) * FLOAT
     assert step.bytes(f"{tag}.gather_q") == [gathered] * T
-    formula = owner_exchange_bytes(spec, RULES[layout], [owned] * T, elem_bytes=FLOAT)
-    assert gathered + others * (query + answer) == formula
     assert step.bytes(f"{tag}.scatter_out") == [owned * (T - 1) * spec.hidden * FLOAT] * T
+    assert step.received() == [step.predicted()] * T
     assert step.attention_tags() == {
         f"{tag}.gather_q",
         f"{tag}.q_to_owners",

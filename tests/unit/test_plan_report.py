@@ -132,7 +132,7 @@ class TestPaperFigures:
         account = v32.account
         gain = account.pool_pages(Layout.DOP) - account.pool_pages(Layout.DP)
         assert gain == v32.borrowed_slots
-        missing = account.missing_weights(Layout.DOP, Layout.DP)
+        missing = v32.spec.num_mla_layers * v32.gathered_bytes_per_layer
         assert missing - gain * account.page_bytes < 0.03 * missing
 
 
@@ -235,6 +235,13 @@ class TestCommand:
         value = json.loads(result.stdout)
         assert (value["model"], value["gpu"], value["ranks"]) == ("deepseek-v2-lite", "h200", 4)
         assert value["fraction"] == 0.85
+        assert value["recorded_rows"] == 256
+
+    @pytest.mark.parametrize(("graphs", "rows"), [("auto", 128), ("on", 128), ("off", 0)])
+    def test_a_plan_says_what_is_recorded(self, graphs: str, rows: int) -> None:
+        args = ["--model", "deepseek-v2-lite", "--ranks", "8", "--layouts", "TP", "--json"]
+        result = CliRunner().invoke(app, [*args, "--graphs", graphs])
+        assert json.loads(result.stdout)["recorded_rows"] == rows
 
     def test_tables(self) -> None:
         result = CliRunner().invoke(
@@ -269,6 +276,7 @@ class TestCommand:
         value = json.loads(result.stdout)
         assert (value["model"], value["dtype"]) == ("small", "fp32")
         assert value["borrowed_slots"] > 0
+        assert value["recorded_rows"] == 0
 
     @pytest.mark.parametrize(
         ("args", "code", "message"),
@@ -281,6 +289,7 @@ class TestCommand:
             (["--model", "smollm2-mla", "--ranks", "2"], 2, "splash model fetch smollm2-mla"),
             (["--model", "deepseek-v3", "--ranks", "8", "--layouts", "TP,EP"], 2, "TP, CP, DP, DOP"),
             (["--model", "deepseek-v3", "--ranks", "0"], 2, "--ranks"),
+            (["--model", "deepseek-v3", "--ranks", "8", "--graphs", "yes"], 2, "name one of auto, on, off"),
         ],
     )
     def test_exit_codes(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from splash_core.cost.load import Load, Rows
+from splash_core.cost.step_kind import StepKind
 from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm, CpStorage, KernelLibrary
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout
@@ -254,6 +255,7 @@ class TestExecutor:
         snapshot(decoding(16, 32768, ranks=8), room=pools(1 << 20), precopy_bytes_per_step=256 << 20),
         num_ranks=8,
         page_size=64,
+        recorded_rows=128,
     )
 
     def pinned(self, seen: Snapshot, config: PolicyConfig = EAGER) -> Decision:
@@ -342,7 +344,7 @@ class TestSteps:
         only = replace(EAGER, allowed=(layout,))
         shape = self.steps(snapshot([chunk], phase=Phase.PREFILL, layout=layout), only)
         rows = Load.of([Rows(256, history)], num_ranks=2)
-        best = MODEL.predict(RULES[layout], rows, decode=False)
+        best = MODEL.predict(RULES[layout], rows, kind=StepKind.PROMPTS)
         assert (shape.form, shape.storage) == (best.form, best.storage)
 
     def test_a_chunk_keeps_the_bound_on_the_first_token(self) -> None:

@@ -135,5 +135,6 @@ def test_ranks_are_told_what_to_record(
     group.rank_config("ipc://leader").write(tmp_path / "ranks.json")
     config = RankConfig.read(tmp_path / "ranks.json")
     assert config.graph_layouts == ((Layout.TP, Layout.DOP) if records else ())
-    assert config.graph_buckets == (1, 2, 4, 6)
+    assert config.graph_buckets == ((1, 2, 4, 6) if records else ())
+    assert blueprint.scheduling.recorded_rows == (6 if records else 0)
     assert config.graph_bytes == 3 * GIB

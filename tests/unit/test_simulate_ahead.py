@@ -60,7 +60,7 @@ def switched_to_cp(fleet: Fleet, course: Course, workload: Workload = LONG) -> L
 
 
 def test_ordinary_steps_pay_for_copies_and_the_switching_step_for_the_rest() -> None:
-    fleet = small_fleet(precopy_bytes_per_step=1 << 20)
+    fleet = small_fleet(precopy_bytes_per_step=1 << 20, records_steps=True)
     (overlapped,) = switched_to_cp(fleet, policy_course(fleet, TO_CP)).switches
     (precopied,) = switched_to_cp(fleet, copying_course(fleet, TO_CP)).switches
     assert overlapped.mode is SwitchMode.OVERLAPPED
@@ -121,7 +121,7 @@ def quiet_slow_link(fleet: Fleet) -> Fleet:
 
 @pytest.mark.parametrize("detail", Detail)
 def test_a_policy_that_chooses_copies_ahead_gets_them(detail: Detail) -> None:
-    fleet = quiet_slow_link(small_fleet(pages=3000, precopy_bytes_per_step=1 << 20))
+    fleet = quiet_slow_link(small_fleet(pages=3000, precopy_bytes_per_step=1 << 20, records_steps=True))
     cluster = Cluster(fleet, policy_course(fleet, EAGER), detail=detail)
     ledger = cluster.run(made("ramp", 60, rate=2.0, lengths=0.2))
     decided = decisions(cluster)

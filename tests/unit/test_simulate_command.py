@@ -154,6 +154,7 @@ def test_the_command_is_in_the_table() -> None:
         (["--ttft", "-1"], "--ttft must be above 0"),
         (["--itl", "nan"], "--itl must be above 0"),
         (["--handoff-gbps", "inf"], "--handoff-gbps must be finite"),
+        (["--graphs", "no"], "--graphs 'no' is not known; name one of auto, on, off"),
         (["--workload", "poisson"], "poisson is generated"),
     ],
 )

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from splash_core.cost.load import Load, Rows
+from splash_core.cost.step_kind import StepKind
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS
 from splash_core.simulate.machine import BatchRow
 from splash_core.simulate.pricing import DecodeLoads
@@ -61,7 +62,7 @@ def test_the_cost_of_decode_steps_is_summed_exactly(name: str, layout: str) -> N
     loads = DecodeLoads(rows, num_ranks=8, top_k=model.top_k)
 
     def cost(step: int) -> float:
-        return model.predict(RULES[layout], loads.at(step), decode=True).step_s  # type: ignore[index]
+        return model.predict(RULES[layout], loads.at(step), kind=StepKind.REPLAYED).step_s  # type: ignore[index]
 
     stride = Stride.of(0.0, 600, cost)
     assert stride.end(600) == pytest.approx(sum(map(cost, range(600))), rel=1e-11)

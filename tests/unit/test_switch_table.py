@@ -3,13 +3,14 @@
 The table of docs/model.md §2 is an expectation here and nowhere else: the product has rules and a planner.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
 import pytest
 
 from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout, Matrix
-from splash_core.layout.memory import missing_pages
 from splash_core.layout.ownership import PageTable, wanted_ranks
 from splash_core.switch.manifest import Primitive, Refusal, SwitchManifest
 from splash_core.switch.planner import plan_switch
@@ -154,12 +155,20 @@ def test_one_rank_has_nothing_to_supply() -> None:
     assert set(derived(1).values()) == {(KEEP, KEEP)}
 
 
+def missing_pages(table: PageTable, wanted: Mapping[PageId, Sequence[RankId]]) -> list[int]:
+    """(3): per rank, the pages wanted there less those already there, `[T]`."""
+    lacking: Counter[RankId] = Counter()
+    for page, ranks in wanted.items():
+        lacking.update(set(ranks).difference(table.ranks(page)))
+    return [lacking[RankId(rank)] for rank in range(table.num_ranks)]
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize(("before", "after"), list(permutations(Layout, 2)))
 def test_each_switch_delivers_and_costs_the_account(before: Layout, after: Layout, num_ranks: int) -> None:
     table, requests = group(before, num_ranks=num_ranks)
     wanted = wishes(after, requests, num_ranks=num_ranks)
-    missing = missing_pages({page: table.ranks(page) for page in table.pages}, wanted, num_ranks=num_ranks)
+    missing = missing_pages(table, wanted)
     manifest = plan(table, wanted, before, after)
     assert isinstance(manifest, SwitchManifest)
     assert manifest.kv_bytes_per_layer == tuple(count * LAYER_BYTES for count in missing)

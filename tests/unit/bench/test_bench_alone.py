@@ -7,11 +7,11 @@ import torch
 
 from services.bench import capacity, sweep
 from services.bench.alone import AloneComm, alone_comms
+from services.bench.counting import CountingComm
 from services.bench.results_page import page
 from services.bench.settings import ALONE, INPROCESS, CapacitySettings, PrimitivesSettings, SweepSettings
 from services.bench.spmd import resolved, run_spmd
 from splash_core.dist.comm import Transfer
-from splash_core.dist.counting import CountingComm
 from splash_core.errors import ConfigError
 from splash_core.ids import RankId
 
