@@ -1,22 +1,18 @@
 """What the page table needs to know of a manifest.
 
 Manifests live one layer above ownership (`switch.manifest`), so the table sees them through these
-structural types: `SwitchManifest`, `PageMove` and `SlotRef` match them without knowing it.
+structural types: `SwitchManifest` and its `Flow`s match them without knowing it.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from splash_core.ids import PageId, RankId, SlotId
+from splash_core.ids import RankId
+from splash_core.layout.columns import Column
 
 
-class CopyMove(Protocol):
-    """One copy of a page, made from another."""
-
-    @property
-    def page(self) -> PageId:
-        """What is copied."""
-        ...
+class CopyFlow(Protocol):
+    """Copies of pages, made on one rank from those on another or from its own."""
 
     @property
     def src(self) -> RankId:
@@ -24,32 +20,23 @@ class CopyMove(Protocol):
         ...
 
     @property
-    def src_slot(self) -> SlotId:
-        """Where the holder has it."""
-        ...
-
-    @property
     def dst(self) -> RankId:
-        """The receiver; equal to `src` when the page only changes its slot."""
+        """The receiver; equal to `src` when pages only change their slots."""
         ...
 
     @property
-    def dst_slot(self) -> SlotId:
-        """Where the receiver puts it."""
-        ...
-
-
-class VacatedSlot(Protocol):
-    """A slot that holds nothing once the change is done."""
-
-    @property
-    def rank(self) -> RankId:
-        """Whose slot."""
+    def pages(self) -> Column:
+        """What is copied."""
         ...
 
     @property
-    def slot(self) -> SlotId:
-        """Which slot."""
+    def src_slots(self) -> Column:
+        """Where the holder has each page."""
+        ...
+
+    @property
+    def dst_slots(self) -> Column:
+        """Where the receiver puts each page."""
         ...
 
 
@@ -57,11 +44,11 @@ class OwnershipChange(Protocol):
     """A finished change of ownership."""
 
     @property
-    def moves(self) -> Sequence[CopyMove]:
+    def flows(self) -> Sequence[CopyFlow]:
         """All copies in execution order."""
         ...
 
     @property
-    def released(self) -> Sequence[VacatedSlot]:
-        """Slots that hold nothing afterwards though they held a page before or meanwhile."""
+    def released(self) -> Sequence[Column]:
+        """`[T]`: slots of each rank that hold nothing afterwards though they held a page before or meanwhile."""
         ...

@@ -6,14 +6,15 @@ has two copies on a rank, and used slots are exactly the copies of live pages an
 copies that a switch makes ahead of itself.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
 from splash_core.layout.ahead import RowsToCome, RowToCome
 from splash_core.layout.change import OwnershipChange
-from splash_core.layout.layout import KvPlacement, Matrices
+from splash_core.layout.columns import SlotRows, column
+from splash_core.layout.layout import Matrices
 from splash_core.layout.pages import SlotPool
 from splash_core.layout.slots import ArenaMap
 
@@ -97,6 +98,10 @@ class PageTable:
             PageCopy(rank, slots[rank], self.pools[rank].generation(slots[rank])) for rank in sorted(slots)
         )
 
+    def slots(self, page: PageId) -> Mapping[RankId, SlotId]:
+        """Where the page's holders have it; to be looked at before the table changes."""
+        return self._page(page).slots
+
     def ranks(self, page: PageId) -> tuple[RankId, ...]:
         """The ranks that hold the page, ascending."""
         return tuple(sorted(self._page(page).slots))
@@ -105,6 +110,14 @@ class PageTable:
         """The page's slot on each rank, `[T]`, `NO_SLOT` where it has no copy."""
         slots = self._page(page).slots
         return tuple(slots.get(RankId(rank), NO_SLOT) for rank in range(self.num_ranks))
+
+    def rows(self, pages: Iterable[PageId]) -> SlotRows:
+        """The rows of many pages at once."""
+        ranks = [RankId(rank) for rank in range(self.num_ranks)]
+        found = (self._page(page).slots for page in pages)
+        return SlotRows(
+            self.num_ranks, column([slots.get(rank, NO_SLOT) for slots in found for rank in ranks])
+        )
 
     def is_current(self, copy: PageCopy) -> bool:
         """True while the slot still holds what it held when `copy` was made."""
@@ -153,6 +166,11 @@ class PageTable:
         """True while some pin is left."""
         return self._page(page).pins > 0
 
+    @property
+    def pinned(self) -> frozenset[PageId]:
+        """All pages with a pin left."""
+        return frozenset(page for page, entry in self._pages.items() if entry.pins)
+
     def quarantined(self, rank: RankId) -> int:
         """Slots of a rank that nobody uses but that an outside writer may still reach."""
         self.settle()
@@ -193,14 +211,17 @@ class PageTable:
         """
         self.settle()
         # Only slots that the manifest touches are looked at: a relocation must not cost a scan.
-        after: dict[tuple[RankId, SlotId], PageId | None] = {}
-        for move in manifest.moves:
-            source = (move.src, move.src_slot)
-            after[move.dst, move.dst_slot] = move.page
-            if move.src == move.dst and after.get(source, self._users.get(source)) == move.page:
-                after[source] = None
-        for ref in manifest.released:
-            after[ref.rank, ref.slot] = None
+        users, after = self._users, dict[tuple[RankId, SlotId], PageId | None]()
+        for flow in manifest.flows:
+            src, dst = flow.src, flow.dst
+            for page, src_slot, dst_slot in zip(flow.pages, flow.src_slots, flow.dst_slots, strict=True):
+                after[dst, SlotId(dst_slot)] = PageId(page)
+                if src == dst:
+                    source = src, SlotId(src_slot)
+                    if after.get(source, users.get(source)) == page:
+                        after[source] = None
+        for rank, slots in enumerate(manifest.released):
+            after.update(dict.fromkeys(((RankId(rank), SlotId(slot)) for slot in slots)))
         changed = sorted(key for key in after if after[key] != self._users.get(key))
         touched = {self._users[key] for key in changed if key in self._users}
         for rank, slot in changed:
@@ -276,21 +297,3 @@ class PageTable:
         self.pools[rank].take(slot)
         entry.slots[rank] = slot
         self._users[rank, slot] = page
-
-
-def wanted_ranks(
-    placed: Iterable[tuple[Sequence[PageId], KvPlacement]], *, skip: Container[PageId] = frozenset()
-) -> dict[PageId, tuple[RankId, ...]]:
-    """Where placements want the pages of their sequences; a page that is shared, on the union.
-
-    Args:
-        placed: pages of each sequence in order, and its placement.
-        skip: pages to leave out.
-    """
-    wanted: dict[PageId, set[RankId]] = {}
-    for pages, placement in placed:
-        for index, page in enumerate(pages):
-            if page in skip:
-                continue
-            wanted.setdefault(page, set()).update(placement.ranks_of_page(index))
-    return {page: tuple(sorted(ranks)) for page, ranks in wanted.items()}

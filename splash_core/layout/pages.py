@@ -8,6 +8,7 @@ free, resting or has exactly one user, and its generation grows whenever its use
 
 import heapq
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
 from splash_core.errors import InvariantBroken
@@ -102,6 +103,16 @@ class SlotPool:
     def free_ids(self, kind: SlotKind) -> tuple[SlotId, ...]:
         """The free slots of one kind in ascending order."""
         return self._free[kind].ids()
+
+    def num_free(self, kind: SlotKind) -> int:
+        """How many slots of one kind are free."""
+        return len(self._free[kind])
+
+    def of_kind(self, slots: AbstractSet[SlotId], kind: SlotKind) -> list[SlotId]:
+        """Those of the slots that are of one kind, ascending."""
+        if kind is None:
+            return sorted(slots - self._lenders.keys())
+        return sorted(slot for slot in slots & self._lenders.keys() if self._lenders[slot] is kind)
 
     def kind(self, slot: SlotId) -> SlotKind:
         """Ordinary, or inside which replicated matrix."""

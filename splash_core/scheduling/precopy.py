@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from splash_core.ids import PageId, RankId, SeqId, SlotId
+from splash_core.layout.columns import SlotRows
 from splash_core.layout.layout import RULES, KvPlacement, Layout, Matrices
 from splash_core.layout.ownership import NO_SLOT
 from splash_core.scheduling.config import SchedulerConfig
@@ -269,7 +270,8 @@ class Precopy:
                     cursor.told += 1
                     rows.append(tuple(row.slots.get(RankId(r), NO_SLOT) for r in range(table.num_ranks)))
             cursor.next += 1
-        return TableUpdate(seq=sequence.seq, first_page=first, slots=tuple(rows))
+        told = SlotRows.of(rows, num_ranks=table.num_ranks)
+        return TableUpdate(seq=sequence.seq, first_page=first, slots=told)
 
     @property
     def _to_clear(self) -> list[SlotId]:

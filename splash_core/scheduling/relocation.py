@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.layout import KvPlacement, Layout, LayoutRule, Matrices
-from splash_core.layout.ownership import wanted_ranks
+from splash_core.layout.wanted import wanted_ranks
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.owners import OwnerAssignment, Owners

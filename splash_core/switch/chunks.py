@@ -150,13 +150,13 @@ class ChunkScheduler:
     def _close(self) -> Chunk:
         for rank, slot in sorted(self._vacated):
             self._targets[rank].append(slot)
-        moves = tuple(
+        chunk = Chunk.of(
             PageMove(need.page, need.src, need.src_slot, need.dst, self._targets[need.dst].popleft())
             for need in sorted(self._chosen)
         )
         self._load = _Load(self._capacity, self._num_ranks)
         self._chosen, self._vacated = [], []
-        return moves
+        return chunk
 
     def _commit(self, needs: Sequence[Need]) -> None:
         self._load.add(needs)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
 from splash_core.layout.forms import AttentionForm, CpStorage
+from splash_core.layout.columns import SlotRows, column
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc import codec
@@ -22,7 +23,7 @@ from splash_core.scheduling.step import (
     TokenLogprobs,
 )
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import PageMove, Primitive, SlotRef, SwitchManifest, SwitchMode
+from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest, SwitchMode
 from splash_core.switch.precopy import PrecopyBatch
 
 INT32 = st.integers(0, 2**31 - 1)
@@ -66,7 +67,8 @@ MOVES = st.builds(
     st.integers(0, 7).map(RankId),
     SMALL.map(SlotId),
 )
-CHUNKS = st.lists(st.lists(MOVES, max_size=4).map(tuple), max_size=3).map(tuple)
+CHUNKS = st.lists(st.lists(MOVES, max_size=4).map(Chunk.of), max_size=3).map(tuple)
+COLUMNS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(column)
 MANIFESTS = st.builds(
     SwitchManifest,
     layout_from=st.sampled_from(Layout),
@@ -77,9 +79,7 @@ MANIFESTS = st.builds(
     kv=st.sampled_from(Primitive),
     boundary_chunks=CHUNKS,
     layer_chunks=CHUNKS,
-    released=st.lists(st.builds(SlotRef, st.integers(0, 7).map(RankId), SMALL.map(SlotId)), max_size=4).map(
-        tuple
-    ),
+    released=st.lists(COLUMNS, max_size=4).map(tuple),
     weight_bytes_per_layer=st.integers(0, 2**50),
     kv_bytes_per_layer=st.lists(st.integers(0, 2**50), max_size=8).map(tuple),
     ready_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple),
@@ -95,7 +95,8 @@ BATCHES = st.builds(
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
     num_ranks = draw(st.integers(1, 5))
-    row = st.lists(st.integers(-1, 10_000), min_size=num_ranks, max_size=num_ranks).map(tuple)
+    row = st.lists(st.integers(-1, 10_000), min_size=num_ranks, max_size=num_ranks)
+    table = st.lists(row, max_size=3).map(lambda rows: SlotRows.of(rows, num_ranks=num_ranks))
     tokens = st.lists(SMALL, max_size=5).map(tuple)
     plan = StepPlan(
         step=StepId(draw(st.integers(1, 2**40))),
@@ -128,7 +129,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
             draw(
                 st.lists(
                     st.builds(
-                        TableUpdate, seq=SEQS, first_page=SMALL, slots=st.lists(row, max_size=3).map(tuple)
+                        TableUpdate, seq=SEQS, first_page=SMALL, slots=table
                     ),
                     max_size=3,
                 )
@@ -142,7 +143,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
             draw(
                 st.lists(
                     st.builds(
-                        TableUpdate, seq=SEQS, first_page=SMALL, slots=st.lists(row, max_size=3).map(tuple)
+                        TableUpdate, seq=SEQS, first_page=SMALL, slots=table
                     ),
                     max_size=2,
                 )

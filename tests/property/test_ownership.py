@@ -27,8 +27,9 @@ from splash_core.layout.layout import (
     Matrices,
     Matrix,
 )
-from splash_core.layout.ownership import NO_SLOT, PageCopy, PageTable, wanted_ranks
+from splash_core.layout.ownership import NO_SLOT, PageCopy, PageTable
 from splash_core.layout.pages import SlotPool
+from splash_core.layout.wanted import wanted_ranks
 from splash_core.switch.evacuation import local_moves
 from splash_core.switch.manifest import PageMove
 from tests.support.manifest_simulator import toy_arena
