@@ -29,7 +29,7 @@ def joined(columns: Iterable[Column]) -> Column:
 
 
 def first_difference(one: Column, other: Column) -> int:
-    """The first place at which two columns differ, or the length of the shorter one; no entry is looked at."""
+    """The first place at which two columns differ, or the length of the shorter one; by few comparisons."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

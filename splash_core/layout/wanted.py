@@ -1,4 +1,4 @@
-"""Where placements want pages. Invariant: what comes out depends on pages and placements alone, not on their order."""
+"""Where placements want pages. Invariant: it does not depend on the order in which sequences come."""
 
 from collections.abc import Container, Iterable, Sequence
 from itertools import cycle

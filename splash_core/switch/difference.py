@@ -21,10 +21,11 @@ from splash_core.switch.manifest import Primitive
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Missing copies that one rank receives from one holder: pages ascending, and where the holder has them."""
+    """Missing copies that one rank receives from one holder, by page."""
 
     pages: Column
     slots: Column
+    """Where the holder has them."""
 
 
 Routes = Mapping[tuple[RankId, RankId], Route]
@@ -147,55 +148,44 @@ class _Comparison:
         self._evacuated: tuple[set[SlotId], ...] = tuple(set[SlotId]() for _ in table.pools)
         self._sent = [0] * table.num_ranks
         self._stuck: SlotKey | None = None
+        self._to_all = True
+        """Pages with missing copies are wanted on all ranks."""
 
     def look(self, page: PageId, wanted: Sequence[RankId] | None) -> None:
         """Take a page into account; it stays where it is if it is wanted nowhere in particular."""
         held = self._table.slots(page)
-        pinned = page in self._pinned
-        change = self._change(page, tuple(held), None if wanted is None else tuple(wanted), pinned)
+        ranks = tuple(held)
+        change = self._change(page, ranks, ranks if wanted is None else tuple(wanted))
+        if change.dropped and page in self._pinned:
+            change = self._change(page, ranks, ranks)
         for rank in change.dropped:
             self._leaving[rank][held[rank]] = page
         if not self.all_may_stay:
-            self._clear(page, held, change.kept, pinned)
-        for rank in change.missing:
-            self._add(self._source(held, change), page, held, rank)
+            self._clear(page, held, change.kept)
+        if change.missing:
+            self._to_all = self._to_all and change.everywhere
+            for rank in change.missing:
+                self._add(self._source(held, change), page, held, rank)
 
     def outcome(self) -> Difference:
         """All that was looked at."""
-        changes = self._changes.values()
         return Difference(
             routes=dict(sorted(self._routes.items())),
             leaving=self._leaving,
             evacuated=tuple(map(frozenset, self._evacuated)),
             stuck=self._stuck,
             all_may_stay=self.all_may_stay,
-            kv=_kv_primitive(
-                [change.everywhere for change in changes if change.missing],
-                discards=any(change.dropped for change in changes),
-            ),
+            kv=self._primitive(),
         )
 
-    def _change(
-        self, page: PageId, held: tuple[RankId, ...], wanted: tuple[RankId, ...] | None, pinned: bool
-    ) -> _Change:
-        if wanted is None:
-            wanted = held
-        else:
-            change = self._changes.get((held, wanted))
-            if change is None:
-                _check(page, wanted, self._table.num_ranks)
-            elif not pinned:
-                return change
-            if pinned and not set(held) <= set(wanted):
-                wanted = held
+    def _change(self, page: PageId, held: tuple[RankId, ...], wanted: tuple[RankId, ...]) -> _Change:
         change = self._changes.get((held, wanted))
         if change is None:
+            _check(page, wanted, self._table.num_ranks)
             change = self._changes[held, wanted] = _Change.of(held, wanted, self._table.num_ranks)
         return change
 
-    def _clear(
-        self, page: PageId, held: Mapping[RankId, SlotId], kept: Sequence[RankId], pinned: bool
-    ) -> None:
+    def _clear(self, page: PageId, held: Mapping[RankId, SlotId], kept: Sequence[RankId]) -> None:
         """Copies that stay on their ranks leave slots that weights will fill."""
         for rank in kept:
             slot = held[rank]
@@ -203,7 +193,7 @@ class _Comparison:
                 self._add(rank, page, held, rank)
                 self._leaving[rank][slot] = page
                 self._evacuated[rank].add(slot)
-                if pinned and self._stuck is None:
+                if page in self._pinned and self._stuck is None:
                     self._stuck = rank, slot
 
     def _add(self, src: RankId, page: PageId, held: Mapping[RankId, SlotId], dst: RankId) -> None:
@@ -226,6 +216,12 @@ class _Comparison:
         self._sent[source] += 1
         return source
 
+    def _primitive(self) -> Primitive:
+        if any(src != dst for src, dst in self._routes):
+            return Primitive.ALL_GATHER if self._to_all else Primitive.ALL_TO_ALL
+        dropped = sum(map(len, self._leaving)) - sum(map(len, self._evacuated))
+        return Primitive.DISCARD if dropped else Primitive.KEEP
+
     def _forbidden(self, rank: RankId, slot: SlotId) -> bool:
         """True for a slot that the destination's weights will fill."""
         return not self._table.pools[rank].may_hold(slot, self._lent)
@@ -236,9 +232,3 @@ def _check(page: PageId, ranks: Sequence[RankId], num_ranks: int) -> None:
         raise InvariantBroken(
             f"page {page} is wanted on {tuple(ranks)}: not distinct ranks below {num_ranks}"
         )
-
-
-def _kv_primitive(missing_from_all: Sequence[bool], *, discards: bool) -> Primitive:
-    if not missing_from_all:
-        return Primitive.DISCARD if discards else Primitive.KEEP
-    return Primitive.ALL_GATHER if all(missing_from_all) else Primitive.ALL_TO_ALL

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
-from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.columns import SlotRows, column
+from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc import codec
@@ -128,9 +128,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         tables=tuple(
             draw(
                 st.lists(
-                    st.builds(
-                        TableUpdate, seq=SEQS, first_page=SMALL, slots=table
-                    ),
+                    st.builds(TableUpdate, seq=SEQS, first_page=SMALL, slots=table),
                     max_size=3,
                 )
             )
@@ -142,9 +140,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         ahead=tuple(
             draw(
                 st.lists(
-                    st.builds(
-                        TableUpdate, seq=SEQS, first_page=SMALL, slots=table
-                    ),
+                    st.builds(TableUpdate, seq=SEQS, first_page=SMALL, slots=table),
                     max_size=2,
                 )
             )

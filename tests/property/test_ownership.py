@@ -77,24 +77,24 @@ class PoolLife(RuleBasedStateMachine):
     @rule(target=taken, data=st.data())
     def take(self, data: st.DataObject) -> SlotId:
         slot = data.draw(st.sampled_from(sorted(self.free)))
-        self.pool.take(slot)
+        self.pool.take([slot])
         self.free.remove(slot)
         self.vacated.discard(slot)
         with pytest.raises(InvariantBroken, match="in use"):
-            self.pool.take(slot)
+            self.pool.take([slot])
         return slot
 
     @rule(slot=consumes(taken), read=st.booleans())
     def give_back(self, slot: SlotId, read: bool) -> None:
         if read:
-            self.pool.vacate(slot)
+            self.pool.vacate([slot])
             self.vacated.add(slot)
         else:
-            self.pool.free(slot)
+            self.pool.free([slot])
         self.free.add(slot)
         self.lives[slot] += 1
         with pytest.raises(InvariantBroken, match="not in use"):
-            self.pool.free(slot)
+            self.pool.free([slot])
 
     @rule()
     def rest(self) -> None:

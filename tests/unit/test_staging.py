@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from splash_core.engine.staging import ChunkWork, Staging, lay_out, prepare
 from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.columns import column
 from splash_core.switch.chunks import STAGING_PARTS, chunk_bytes
-from splash_core.layout.columns import Column, column
 from splash_core.switch.manifest import Chunk, Flow, PageMove
 
 CPU = torch.device("cpu")
