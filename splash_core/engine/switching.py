@@ -13,7 +13,8 @@ gathered weights fill were cleared by the boundary moves. A slot that a chunk re
 chunk or a later one: the lane keeps a move's writes behind all reads up to its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from torch import Tensor
 
@@ -79,11 +80,10 @@ class SwitchExecution:
         self._mode, self._mover, self._lane = mode, mover, lane
         self._chunks, self._boundary = manifest.layer_chunks, manifest.boundary_chunks
         gathers = manifest.weights is Primitive.ALL_GATHER
-        gathered = frozenset(range(arena.spec.layers if gathers else 0)).difference(manifest.ready_layers)
-        self._weights = [
-            [WeightMove(layer, mover, manifest.gathered)] if layer in gathered else []
-            for layer in range(arena.spec.layers)
-        ]
+        self._matrices, self._num_layers = manifest.gathered, arena.spec.layers
+        gathered = frozenset(range(self._num_layers if gathers else 0)).difference(manifest.ready_layers)
+        self._gathered = gathered
+        """Layers whose weights are to be fetched."""
         # A switch that only discards costs nothing.
         self._moves_any = bool(self._boundary or self._chunks or gathered)
         self._whole = max(mover.whole_page_bytes // arena.map.slot_bytes, 1)
@@ -130,26 +130,31 @@ class SwitchExecution:
     def _begin_by_layer(self) -> None:
         """Move layer by layer, so that one can compute while the next one's state is on its way."""
         before, works = self._prepare(self._chunks)
-        layers = [
-            [*weights, *(ChunkMove(work, self._mover, layer) for work in works)]
-            for layer, weights in enumerate(self._weights)
-        ]
-        self._lane.start(before, layers)
+        self._lane.start(before, [self._layer_moves(layer, works) for layer in range(self._num_layers)])
 
     def _begin_at_once(self) -> None:
         """Move all as if of one layer, whole pages where that takes fewer transfers."""
-        most = len(self._weights) * len(self._chunks)
+        most = self._num_layers * len(self._chunks)
         chunks = whole_page_chunks(self._chunks, capacity=self._whole, most=most)
         if chunks is None:
             self._begin_by_layer()
             return
         before, works = self._prepare(chunks)
-        weights = (move for moves in self._weights for move in moves)
-        self._lane.start(before, [[*weights, *(ChunkMove(work, self._mover, None) for work in works)]])
+        weights = (move for layer in range(self._num_layers) for move in self._layer_moves(layer, ()))
+        self._lane.start(before, [chain(weights, self._moves(works, None))])
 
     def _prepare(self, chunks: Sequence[Chunk]) -> tuple[list[Move], list[ChunkWork]]:
         """Boundary moves, and this rank's parts of chunks: whatever is the same for all layers, once."""
         self._begun = True
         works = self._mover.prepare([*self._boundary, *chunks])
         first = len(self._boundary)
-        return [ChunkMove(work, self._mover, None) for work in works[:first]], works[first:]
+        return list(self._moves(works[:first], None)), works[first:]
+
+    def _layer_moves(self, layer: int, works: Sequence[ChunkWork]) -> Iterator[Move]:
+        """One layer's moves, made when the lane comes to them."""
+        if layer in self._gathered:
+            yield WeightMove(layer, self._mover, self._matrices)
+        yield from self._moves(works, layer)
+
+    def _moves(self, works: Sequence[ChunkWork], layer: int | None) -> Iterator[Move]:
+        return (ChunkMove(work, self._mover, layer) for work in works)

@@ -1,14 +1,15 @@
 """What a rank receives is exactly what the leader sent, for every step plan, result and manifest."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
-from splash_core.layout.columns import SlotRows, column
+from splash_core.layout.columns import Column, SlotRows, column
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.pb import common_pb2, rank_pb2
-from splash_core.rpc import codec
+from splash_core.rpc import codec, moves_codec
 from splash_core.scheduling.step import (
     DrawnToken,
     NewSequence,
@@ -181,6 +182,19 @@ def test_sampling_survives_the_wire(value: SamplingParams) -> None:
 def test_manifest_survives_the_wire(value: SwitchManifest) -> None:
     wire = rank_pb2.Manifest.FromString(codec.manifest_to_pb(value).SerializeToString())
     assert codec.manifest_from_pb(wire) == value
+
+
+@given(COLUMNS)
+def test_columns_have_one_order_of_bytes(entries: Column) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        wires: list[bytes] = []
+        for swapped in (False, True):
+            patch.setattr(moves_codec, "_SWAPPED", swapped)
+            wires.append(moves_codec.column_to_pb(entries))
+            assert moves_codec.column_from_pb(wires[-1]) == entries
+    assert [wires[1][at : at + 4][::-1] for at in range(0, len(wires[1]), 4)] == [
+        wires[0][at : at + 4] for at in range(0, len(wires[0]), 4)
+    ]
 
 
 @settings(max_examples=60)

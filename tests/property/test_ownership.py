@@ -291,6 +291,13 @@ class TableLife(RuleBasedStateMachine):
             assert [rank for rank, slot in enumerate(row) if slot != NO_SLOT] == list(ranks)
             assert [(c.rank, c.slot) for c in self.table.copies(page)] == [(r, row[r]) for r in ranks]
             assert all(self.table.is_current(copy) for copy in self.table.copies(page))
+            assert dict(self.table.slots(page)) == {r: row[r] for r in ranks}
+        pages = tuple(self.ranks)
+        assert list(self.table.rows(pages)) == [self.table.row(page) for page in pages]
+        assert self.table.pinned == {page for page in pages if self.pins[page]}
+        assert self.table.placed(pages, [frozenset(ranks) for ranks in self.ranks.values()])
+        nowhere: frozenset[RankId] = frozenset()
+        assert self.table.placed(pages, [nowhere] * len(pages)) == (not pages)
         assert not any(self.table.is_current(copy) for copy in self.stale)
 
 
