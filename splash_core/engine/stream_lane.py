@@ -76,7 +76,8 @@ class StreamLane(Lane):
     All is enqueued by the step's own thread, in the order of the plan, so that every rank issues the same
     collectives in the same order. A few layers are enqueued ahead of the layer that computes: enough for the
     streams never to run dry, few enough that a short step does not first pay for enqueuing all of them. The
-    first layers are enqueued one by one: for what the host enqueues before layer 0, the device waits.
+    first layers are enqueued one by one: a large history has ten chunks and more a layer, and layer 0 would
+    wait for the host to enqueue the next layers', too.
     """
 
     def __init__(self, gpu: Gpu, *, layers_ahead: int = LAYERS_AHEAD) -> None:

@@ -13,6 +13,9 @@ Order of execution on every rank:
 Within one chunk every source is read into staging before any destination is written, so a chunk may
 write slots that it also reads (a slot is handed over layer by layer). A chunk never reads a slot that an
 earlier chunk of its phase wrote; layer chunks may read pages where the boundary put them.
+
+Ranks stand still while a manifest is sent and read, so it is made of columns: a chunk has one flow for each
+pair of ranks, and whoever executes it looks at flows, never at pages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
