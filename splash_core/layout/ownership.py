@@ -6,7 +6,7 @@ has two copies on a rank, and used slots are exactly the copies of live pages an
 copies that a switch makes ahead of itself.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from splash_core.errors import InvariantBroken
@@ -121,13 +121,17 @@ class PageTable:
         slots = self._page(page).slots
         return tuple(slots.get(RankId(rank), NO_SLOT) for rank in range(self.num_ranks))
 
-    def rows(self, pages: Sequence[PageId]) -> SlotRows:
-        """The rows of many pages at once."""
-        ranks, entries = [RankId(rank) for rank in range(self.num_ranks)], self._pages
+    def held(self, pages: Collection[PageId]) -> list[Mapping[RankId, SlotId]]:
+        """As `slots`, of many pages at once."""
         for page in pages if self._turning else ():
             self._page(page)
-        found = (entries[page].slots for page in pages)
-        flat = column([slots.get(rank, NO_SLOT) for slots in found for rank in ranks])
+        entries = self._pages
+        return [entries[page].slots for page in pages]
+
+    def rows(self, pages: Collection[PageId]) -> SlotRows:
+        """The rows of many pages at once."""
+        ranks = [RankId(rank) for rank in range(self.num_ranks)]
+        flat = column([slots.get(rank, NO_SLOT) for slots in self.held(pages) for rank in ranks])
         return SlotRows(self.num_ranks, flat)
 
     def is_current(self, copy: PageCopy) -> bool:

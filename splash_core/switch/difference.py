@@ -104,13 +104,10 @@ def find_difference(
         lent: matrices whose borrowed slots the destination leaves to pages.
     """
     comparison = _Comparison(table, lent=lent)
-    if comparison.all_may_stay:
-        # Then pages that are left out need no look.
-        for page in sorted(wanted):
-            comparison.look(page, wanted[page])
-    else:
-        for page in sorted({*table.pages, *wanted}):
-            comparison.look(page, wanted.get(page))
+    # Where no page has to leave its slot for weights, those that are left out need no look.
+    pages = sorted(wanted if comparison.all_may_stay else {*table.pages, *wanted})
+    for page, held in zip(pages, table.held(pages), strict=True):
+        comparison.look(page, held, wanted.get(page))
     return comparison.outcome()
 
 
@@ -151,11 +148,11 @@ class _Comparison:
         self._to_all = True
         """Pages with missing copies are wanted on all ranks."""
 
-    def look(self, page: PageId, wanted: Sequence[RankId] | None) -> None:
-        """Take a page into account; it stays where it is if it is wanted nowhere in particular."""
-        held = self._table.slots(page)
+    def look(self, page: PageId, held: Mapping[RankId, SlotId], wanted: Sequence[RankId] | None) -> None:
+        """Take a page into account; it stays where it is held if it is wanted nowhere in particular."""
         ranks = tuple(held)
-        change = self._change(page, ranks, ranks if wanted is None else tuple(wanted))
+        key = ranks, ranks if wanted is None else tuple(wanted)
+        change = self._changes.get(key) or self._change(page, *key)
         if change.dropped and page in self._pinned:
             change = self._change(page, ranks, ranks)
         for rank in change.dropped:
@@ -179,10 +176,8 @@ class _Comparison:
         )
 
     def _change(self, page: PageId, held: tuple[RankId, ...], wanted: tuple[RankId, ...]) -> _Change:
-        change = self._changes.get((held, wanted))
-        if change is None:
-            _check(page, wanted, self._table.num_ranks)
-            change = self._changes[held, wanted] = _Change.of(held, wanted, self._table.num_ranks)
+        _check(page, wanted, self._table.num_ranks)
+        change = self._changes[held, wanted] = _Change.of(held, wanted, self._table.num_ranks)
         return change
 
     def _clear(self, page: PageId, held: Mapping[RankId, SlotId], kept: Sequence[RankId]) -> None:
