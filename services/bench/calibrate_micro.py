@@ -201,7 +201,7 @@ class Micro:
         group = self._rig.group
         plan = replace(group.step(rows), form=form)
         tables = {
-            update.seq: np.asarray(update.slots, dtype=np.int64).reshape(-1, group.arena.num_ranks)
+            update.seq: np.asarray(update.slots.slots, dtype=np.int64).reshape(-1, group.arena.num_ranks)
             for update in plan.tables
         }
         return build_batch(

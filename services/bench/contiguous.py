@@ -14,7 +14,7 @@ import torch
 
 from splash_core.dist.comm import Comm, Transfer
 from splash_core.ids import RankId
-from splash_core.switch.manifest import SwitchManifest
+from splash_core.switch.manifest import SwitchManifest, flows_of
 
 Operation = Callable[[int], object]
 """Called with the number of the repetition."""
@@ -36,7 +36,9 @@ class Traffic:
     @classmethod
     def of_layer(cls, manifest: SwitchManifest, num_ranks: int, slice_bytes: int) -> Self:
         """One layer of a manifest's page moves; `slice_bytes` is one layer of one page."""
-        pages = Counter((move.src, move.dst) for chunk in manifest.layer_chunks for move in chunk)
+        pages = Counter[tuple[RankId, RankId]]()
+        for flow in flows_of(manifest.layer_chunks):
+            pages[flow.src, flow.dst] += len(flow)
         ranks = [RankId(rank) for rank in range(num_ranks)]
         return cls(
             bytes_TT=tuple(

@@ -13,8 +13,9 @@ from splash_core.errors import Infeasible
 from splash_core.ids import Epoch, RankId, SeqId, StepId
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, KvPlacement, Layout
-from splash_core.layout.ownership import PageTable, wanted_ranks
+from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
+from splash_core.layout.wanted import wanted_ranks
 from splash_core.scheduling.attention_choice import ChunkShape, choose_cp_storage, choose_form
 from splash_core.scheduling.holding import spread
 from splash_core.scheduling.step import DrawnToken, NewSequence, SequenceStep, StepPlan, TableUpdate
@@ -289,7 +290,7 @@ class BenchGroup:
     def _table_update(self, request: BenchRequest) -> TableUpdate | None:
         if request.told == len(request.pages):
             return None
-        slots = tuple(self.table.row(page) for page in request.pages[request.told :])
-        update = TableUpdate(seq=request.seq, first_page=request.told, slots=slots)
+        rows = self.table.rows(request.pages[request.told :])
+        update = TableUpdate(seq=request.seq, first_page=request.told, slots=rows)
         request.told = len(request.pages)
         return update

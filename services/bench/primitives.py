@@ -19,7 +19,7 @@ from services.bench.sizing import Demand
 from services.bench.spmd import RankHost
 from splash_core.cost.switch import kv_primitive
 from splash_core.engine.lanes import Move
-from splash_core.engine.switching import ChunkMove, PlannedChunk, WeightMove
+from splash_core.engine.switching import ChunkMove, WeightMove
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import RULES, Layout
 from splash_core.switch.chunks import CHUNKS_UNDER_WAY
@@ -98,7 +98,7 @@ class _Primitives:
     def _stages(self, manifest: SwitchManifest) -> dict[str, float]:
         """Each half of all chunks of a layer alone, one chunk after the other: nothing overlaps."""
         mover, layers = self._mover, self._rig.spec.layers
-        works = [mover.prepare(chunk) for chunk in manifest.layer_chunks]
+        works = mover.prepare(manifest.layer_chunks)
         tracks = [index % CHUNKS_UNDER_WAY for index in range(len(works))]
 
         def read(rep: int) -> list[Tensor]:
@@ -116,12 +116,12 @@ class _Primitives:
         return {"read_ms": self._median_ms(read), "write_ms": self._median_ms(write)}
 
     def _mover_of(self, manifest: SwitchManifest) -> Callable[[int], None]:
-        chunks = [PlannedChunk(chunk, self._mover) for chunk in manifest.layer_chunks]
+        works = self._mover.prepare(manifest.layer_chunks)
 
         def move(rep: int) -> None:
             # Another layer each time, so that no cache holds what is read.
             layer = rep % self._rig.spec.layers
-            self._run([ChunkMove(chunk, self._mover, layer) for chunk in chunks])
+            self._run([ChunkMove(work, self._mover, layer) for work in works])
 
         return move
 

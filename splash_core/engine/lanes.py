@@ -9,7 +9,7 @@ any layer's move begins, and `wait_layer(i)` lets what is computed next see laye
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,12 +54,12 @@ class SwitchTimes:
 class Lane(Protocol):
     """Runs the moves of one switch ahead of the layers that need them. Use once."""
 
-    def start(self, before: Sequence[Move], layers: Sequence[Sequence[Move]]) -> None:
+    def start(self, before: Sequence[Move], layers: Sequence[Iterable[Move]]) -> None:
         """Begin.
 
         Args:
             before: moves that are complete before any layer's begin.
-            layers: each layer's moves; `[L]`, some of them empty.
+            layers: each layer's moves; `[L]`, some of them empty. A layer's are looked at once, in its turn.
         """
         ...
 
@@ -94,7 +94,7 @@ class ThreadLane(Lane):
         self._transfers: list[float] = []
 
     @override
-    def start(self, before: Sequence[Move], layers: Sequence[Sequence[Move]]) -> None:
+    def start(self, before: Sequence[Move], layers: Sequence[Iterable[Move]]) -> None:
         self._num_layers = len(layers)
         self._thread = threading.Thread(
             target=self._run, args=(before, layers), name="splash-switch", daemon=True
@@ -129,7 +129,7 @@ class ThreadLane(Lane):
             layer_transfer_s=tuple(self._transfers),
         )
 
-    def _run(self, before: Sequence[Move], layers: Sequence[Sequence[Move]]) -> None:
+    def _run(self, before: Sequence[Move], layers: Sequence[Iterable[Move]]) -> None:
         try:
             with torch.inference_mode():  # thread-local: the step's own does not reach this thread
                 _run_all(before)
@@ -143,7 +143,7 @@ class ThreadLane(Lane):
             self._ready.put(None)
 
 
-def _run_all(moves: Sequence[Move]) -> None:
+def _run_all(moves: Iterable[Move]) -> None:
     for move in moves:
         move.read(0)
         move.write(0)

@@ -83,7 +83,7 @@ class Mirrors:
         )
 
     def _pages(self, update: TableUpdate) -> IntArray:
-        return np.asarray(update.slots, dtype=np.int64).reshape(-1, self.num_ranks)
+        return np.asarray(update.slots.slots, dtype=np.int64).reshape(-1, self.num_ranks)
 
     def _take_tokens(self, step: SequenceStep) -> None:
         tokens = self[step.seq].tokens

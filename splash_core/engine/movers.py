@@ -15,7 +15,7 @@ from typing_extensions import override
 from splash_core.dist.comm import Comm, Transfer
 from splash_core.dist.peer_memory import PeerMemory
 from splash_core.dist.rows import as_bytes
-from splash_core.engine.staging import ChunkWork, PullWork, Staging
+from splash_core.engine.staging import ChunkWork, Staging, prepare
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
 from splash_core.kernels.base import Kernels
@@ -35,8 +35,11 @@ class StateMover(Protocol):
     whole_page_bytes: int
     """Most that a rank may send, and receive, in one transfer of whole pages; equal on all ranks."""
 
-    def prepare(self, chunk: Chunk) -> ChunkWork:
-        """This rank's part of a chunk, for `read_pages` and `write_pages` of this mover."""
+    def prepare(self, chunks: Sequence[Chunk]) -> list[ChunkWork]:
+        """This rank's parts of chunks, for `read_pages` and `write_pages`; once for all layers of a manifest.
+
+        On a GPU their indices come on the current stream, behind which all reads are to be.
+        """
         ...
 
     def read_pages(self, work: ChunkWork, layer: int | None, *, track: int) -> Tensor:
@@ -72,9 +75,9 @@ class ExchangingMover(StateMover):
         self.bytes_received = 0
         self.whole_page_bytes = chunk_bytes(STAGING_BYTES)
 
-    def prepare(self, chunk: Chunk) -> ChunkWork:
+    def prepare(self, chunks: Sequence[Chunk]) -> list[ChunkWork]:
         """As in `StateMover`."""
-        return ChunkWork(chunk, rank=self._comm.rank, device=self._arena.pages_SLPC.device)
+        return prepare(chunks, rank=self._comm.rank, device=self._arena.pages_SLPC.device)
 
     @torch.inference_mode()
     def read_pages(self, work: ChunkWork, layer: int | None, *, track: int) -> Tensor:
@@ -133,10 +136,6 @@ class PullingMover(ExchangingMover):
         self._track_bytes = outbox.num_bytes // CHUNKS_UNDER_WAY
 
     @override
-    def prepare(self, chunk: Chunk) -> PullWork:
-        return PullWork(chunk, rank=self._comm.rank, device=self._arena.pages_SLPC.device)
-
-    @override
     @torch.inference_mode()
     def read_pages(self, work: ChunkWork, layer: int | None, *, track: int) -> Tensor:
         """As in `StateMover`; the rows lie in the outbox."""
@@ -148,7 +147,6 @@ class PullingMover(ExchangingMover):
     @override
     @torch.inference_mode()
     def write_pages(self, work: ChunkWork, layer: int | None, rows: Tensor, *, track: int) -> None:
-        assert isinstance(work, PullWork), "work of another mover"
         pages = self._arena.pages(layer)
         landing = self.staging.rows(track, work.num_rows - work.num_read, pages)
         self._outbox.barrier(track)

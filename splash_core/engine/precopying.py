@@ -6,7 +6,7 @@ that no page table shows, and weights of other heads, which no layout reads whil
 
 from splash_core.engine.lanes import Lane, Move
 from splash_core.engine.movers import StateMover
-from splash_core.engine.switching import ChunkMove, PlannedChunk, WeightMove
+from splash_core.engine.switching import ChunkMove, WeightMove
 from splash_core.switch.precopy import PrecopyBatch
 
 
@@ -20,15 +20,18 @@ class PrecopyExecution:
     """
 
     def __init__(self, batch: PrecopyBatch, *, mover: StateMover, lane: Lane) -> None:
+        self._batch = batch
+        self._mover = mover
         self._lane = lane
-        self._moves: list[Move] = [
-            *(WeightMove(layer, mover, batch.gathered) for layer in batch.weight_layers),
-            *(ChunkMove(PlannedChunk(chunk, mover), mover, None) for chunk in batch.chunks),
-        ]
 
     def start(self) -> None:
         """Begin; the step's manifest, if it has one, must have been executed."""
-        self._lane.start(self._moves, ())
+        batch, mover = self._batch, self._mover
+        moves: list[Move] = [
+            *(WeightMove(layer, mover, batch.gathered) for layer in batch.weight_layers),
+            *(ChunkMove(work, mover, None) for work in mover.prepare(batch.chunks)),
+        ]
+        self._lane.start(moves, ())
 
     def finish(self) -> None:
         """Let what is computed next see all copies on this rank.

@@ -4,99 +4,101 @@ Invariant: of a chunk, what is sent, what stays on the rank and what arrives lie
 so that a chunk costs one gather, one exchange and one scatter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from splash_core.ids import PageId, RankId, SlotId
+from splash_core.ids import RankId
+from splash_core.layout.columns import Column, column, joined
 from splash_core.switch.chunks import CHUNKS_UNDER_WAY
-from splash_core.switch.manifest import Chunk
+from splash_core.switch.manifest import Chunk, Flow
 
 Span = tuple[int, int]
 """First row, and the row after the last."""
 
 
-def lay_out(wanted: Mapping[RankId, tuple[PageId, list[SlotId]]]) -> tuple[list[SlotId], dict[RankId, Span]]:
+def lay_out(flows: Iterable[Flow]) -> tuple[Column, dict[RankId, Span]]:
     """Rows to gather so that what each peer gets lies side by side.
 
     Peers that get the same pages share rows (a gather to all ranks sends a page T-1 times but reads it once),
     also where one peer's pages are a stretch of another's.
 
     Args:
-        wanted: per peer its first page, by which equal stretches are found, and its slots in order.
+        flows: of one rank, one for each peer; equal stretches are found by their first pages.
 
     Returns:
         The slots of the rows, and where each peer's rows lie.
     """
-    rows: list[SlotId] = []
-    place: dict[SlotId, int] = {}
+    rows = column()
     spans: dict[RankId, Span] = {}
-    for peer, (_, slots) in sorted(wanted.items(), key=lambda item: (item[1][0], -len(item[1][1]))):
-        start = place.get(slots[0], len(rows))
+    for flow in sorted(flows, key=lambda flow: (flow.pages[0], -len(flow), flow.dst)):
+        slots = flow.src_slots
+        start = _find(rows, slots[0])
         shared = len(rows) - start
         if rows[start : start + len(slots)] != slots[:shared]:
             start, shared = len(rows), 0
-        for row, slot in enumerate(slots[shared:], start=len(rows)):
-            rows.append(slot)
-            place[slot] = row
-        spans[peer] = start, start + len(slots)
+        rows += slots[shared:]
+        spans[flow.dst] = start, start + len(slots)
     return rows, spans
 
 
 class ChunkWork:
-    """One rank's part of a chunk, made once and used for every layer.
+    """One rank's part of a chunk, used for every layer; see `prepare`.
 
     Staging holds rows `[to be sent | kept on this rank | received]`: the first two are gathered from
-    `read_slots`, the last two are scattered to `write_slots`.
+    `read_slots`, the last two are scattered to `write_slots`. No page is looked at by itself.
 
     Args:
         chunk: the moves of all ranks.
         rank: this rank.
-        device: where the arena lives.
     """
 
-    def __init__(self, chunk: Chunk, *, rank: RankId, device: torch.device) -> None:
-        kept: list[SlotId] = []
-        written: list[SlotId] = []
-        outgoing: dict[RankId, tuple[PageId, list[SlotId]]] = {}
-        incoming: dict[RankId, list[SlotId]] = {}
-        for move in chunk:
-            if move.src == rank:
-                if move.dst == rank:
-                    kept.append(move.src_slot)
-                    written.append(move.dst_slot)
-                else:
-                    outgoing.setdefault(move.dst, (move.page, []))[1].append(move.src_slot)
-            elif move.dst == rank:
-                incoming.setdefault(move.src, []).append(move.dst_slot)
-        sent, self.sends = lay_out(outgoing)
-        self.num_sent, self.num_read = len(sent), len(sent) + len(kept)
+    read_slots: Tensor
+    write_slots: Tensor
+
+    def __init__(self, chunk: Chunk, rank: RankId) -> None:
+        self._chunk = chunk
+        self._rank = rank
+        kept = [flow for flow in chunk.flows if flow.src == flow.dst == rank]
+        incoming = [flow for flow in chunk.flows if flow.dst == rank and flow.crosses]
+        sent, self.sends = lay_out(_sent_by(chunk, rank))
+        self.num_sent, self.num_read = len(sent), len(sent) + sum(map(len, kept))
         self.recvs: dict[RankId, Span] = {}
         self.num_rows = self.num_read
-        for peer, slots in sorted(incoming.items()):
-            self.recvs[peer] = self.num_rows, self.num_rows + len(slots)
-            self.num_rows += len(slots)
-            written += slots
-        both = _indices([*sent, *kept, *written], device)
-        self.read_slots, self.write_slots = both[: self.num_read], both[self.num_read :]
+        for flow in incoming:
+            self.recvs[flow.src] = self.num_rows, self.num_rows + len(flow)
+            self.num_rows += len(flow)
+        self.slots = joined(
+            [sent, *(flow.src_slots for flow in kept), *(flow.dst_slots for flow in (*kept, *incoming))]
+        )
+        """Of `read_slots`, then of `write_slots`."""
+
+    @cached_property
+    def found_at(self) -> dict[RankId, Span]:
+        """Where this rank's rows lie among those that a peer sends, for a rank that takes them from there."""
+        return {peer: lay_out(_sent_by(self._chunk, peer))[1][self._rank] for peer in self.recvs}
 
 
-class PullWork(ChunkWork):
-    """A rank's part where peers stage what they send and it takes what it wants from there.
+def prepare(chunks: Sequence[Chunk], *, rank: RankId, device: torch.device) -> list[ChunkWork]:
+    """A rank's parts of chunks; their indices come to the device as one copy.
 
-    Args: as of `ChunkWork`.
+    On a GPU it is enqueued on the current stream, and the host does not wait for it.
+
+    Args:
+        chunks: of all ranks.
+        rank: this rank.
+        device: where the arena lives.
     """
-
-    def __init__(self, chunk: Chunk, *, rank: RankId, device: torch.device) -> None:
-        super().__init__(chunk, rank=rank, device=device)
-        outgoing: dict[RankId, dict[RankId, tuple[PageId, list[SlotId]]]] = {}
-        for move in chunk:
-            if move.src != move.dst and move.src in self.recvs:
-                to = outgoing.setdefault(move.src, {})
-                to.setdefault(move.dst, (move.page, []))[1].append(move.src_slot)
-        self.found_at: dict[RankId, Span] = {peer: lay_out(sent)[1][rank] for peer, sent in outgoing.items()}
-        """Where this rank's rows lie among those that a peer sends."""
+    works = [ChunkWork(chunk, rank) for chunk in chunks]
+    indices = _uploaded(joined(work.slots for work in works), device)
+    at = 0
+    for work in works:
+        middle, end = at + work.num_read, at + len(work.slots)
+        work.read_slots, work.write_slots = indices[at:middle], indices[middle:end]
+        at = end
+    return works
 
 
 class Staging:
@@ -122,7 +124,23 @@ class Staging:
         return self.reserve(track, size).view(pages.dtype).view(num_rows, *pages.shape[1:])
 
 
-def _indices(slots: Sequence[SlotId], device: torch.device) -> Tensor:
+def _sent_by(chunk: Chunk, rank: RankId) -> list[Flow]:
+    return [flow for flow in chunk.flows if flow.src == rank and flow.crosses]
+
+
+def _find(rows: Column, slot: int) -> int:
+    """The first row of a slot, or the number of rows."""
+    try:
+        return rows.index(slot)
+    except ValueError:
+        return len(rows)
+
+
+def _uploaded(slots: Column, device: torch.device) -> Tensor:
     """`[len(slots)]` int64 on the device; the host does not wait for the copy."""
-    on_gpu = device.type == "cuda" and len(slots) > 0
-    return torch.tensor(slots, dtype=torch.long, pin_memory=on_gpu).to(device, non_blocking=on_gpu)
+    if not slots:
+        return torch.empty(0, dtype=torch.long, device=device)
+    on_gpu = device.type == "cuda"
+    indices = torch.empty(len(slots), dtype=torch.long, pin_memory=on_gpu)
+    indices.copy_(torch.frombuffer(slots, dtype=torch.int32))
+    return indices.to(device, non_blocking=on_gpu)

@@ -3,7 +3,7 @@
 Invariant: the host waits for nothing before the step has ended; streams wait for each other's events.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -76,7 +76,8 @@ class StreamLane(Lane):
     All is enqueued by the step's own thread, in the order of the plan, so that every rank issues the same
     collectives in the same order. A few layers are enqueued ahead of the layer that computes: enough for the
     streams never to run dry, few enough that a short step does not first pay for enqueuing all of them. The
-    first layers are enqueued one by one: for what the host enqueues before layer 0, the device waits.
+    first layers are enqueued one by one: a large history has ten chunks and more a layer, and layer 0 would
+    wait for the host to enqueue the next layers', too.
     """
 
     def __init__(self, gpu: Gpu, *, layers_ahead: int = LAYERS_AHEAD) -> None:
@@ -88,7 +89,7 @@ class StreamLane(Lane):
         """
         self._gpu = gpu
         self._ahead = max(1, layers_ahead)
-        self._layers: Sequence[Sequence[Move]] = ()
+        self._layers: Sequence[Iterable[Move]] = ()
         self._turn = 0
         self._read: Any = None
         """Recorded after the latest read."""
@@ -101,7 +102,7 @@ class StreamLane(Lane):
         self._waits: list[tuple[Any, Any]] = []
 
     @override
-    def start(self, before: Sequence[Move], layers: Sequence[Sequence[Move]]) -> None:
+    def start(self, before: Sequence[Move], layers: Sequence[Iterable[Move]]) -> None:
         self._layers = layers
         self._boundary = self._mark(self._gpu.compute())
         for track in self._gpu.tracks:
@@ -149,7 +150,7 @@ class StreamLane(Lane):
             self._began.append(self._mark(self._next_track()))
             self._done.append(self._run(moves))
 
-    def _run(self, moves: Sequence[Move]) -> list[Any]:
+    def _run(self, moves: Iterable[Move]) -> list[Any]:
         """Enqueue moves in turn; returns an event for each track that they end on."""
         ends: dict[int, Any] = {}
         for move in moves:

@@ -13,8 +13,8 @@ gathered weights fill were cleared by the boundary moves. A slot that a chunk re
 chunk or a later one: the lane keeps a move's writes behind all reads up to its own.
 """
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from torch import Tensor
 
@@ -27,39 +27,23 @@ from splash_core.switch.manifest import Chunk, Primitive, SwitchManifest, Switch
 from splash_core.switch.whole_pages import most_pages, whole_page_chunks
 
 
-class PlannedChunk:
-    """A chunk of the manifest; this rank's part is worked out when it is first needed, and kept.
-
-    The first read uploads the indices, later ones use them, perhaps on another stream: reads are ordered.
-    """
-
-    def __init__(self, chunk: Chunk, mover: StateMover) -> None:
-        self._chunk = chunk
-        self._mover = mover
-
-    @cached_property
-    def work(self) -> ChunkWork:
-        """This rank's part."""
-        return self._mover.prepare(self._chunk)
-
-
 class ChunkMove(Move):
     """One chunk's pages: whole ones, or one layer of each."""
 
-    def __init__(self, chunk: PlannedChunk, mover: StateMover, layer: int | None) -> None:
-        self._chunk = chunk
+    def __init__(self, work: ChunkWork, mover: StateMover, layer: int | None) -> None:
+        self._work = work
         self._mover = mover
         self._layer = layer
         self._rows: Tensor | None = None
 
     def read(self, track: int) -> None:
         """As in `Move`."""
-        self._rows = self._mover.read_pages(self._chunk.work, self._layer, track=track)
+        self._rows = self._mover.read_pages(self._work, self._layer, track=track)
 
     def write(self, track: int) -> None:
         """As in `Move`."""
         assert self._rows is not None, "read comes first"
-        self._mover.write_pages(self._chunk.work, self._layer, self._rows, track=track)
+        self._mover.write_pages(self._work, self._layer, self._rows, track=track)
         self._rows = None
 
 
@@ -94,20 +78,18 @@ class SwitchExecution:
         self, manifest: SwitchManifest, mode: SwitchMode, *, mover: StateMover, arena: Arena, lane: Lane
     ) -> None:
         self._mode, self._mover, self._lane = mode, mover, lane
-        self._chunks = manifest.layer_chunks
-        self._before = self._pages(manifest.boundary_chunks)
+        self._chunks, self._boundary = manifest.layer_chunks, manifest.boundary_chunks
         gathers = manifest.weights is Primitive.ALL_GATHER
-        gathered = frozenset(range(arena.spec.layers if gathers else 0)).difference(manifest.ready_layers)
-        self._weights = [
-            [WeightMove(layer, mover, manifest.gathered)] if layer in gathered else []
-            for layer in range(arena.spec.layers)
-        ]
+        self._matrices, self._num_layers = manifest.gathered, arena.spec.layers
+        gathered = frozenset(range(self._num_layers if gathers else 0)).difference(manifest.ready_layers)
+        self._gathered = gathered
+        """Layers whose weights are to be fetched."""
         # A switch that only discards costs nothing.
-        self._moves_any = bool(self._before or self._chunks or gathered)
+        self._moves_any = bool(self._boundary or self._chunks or gathered)
         self._whole = max(mover.whole_page_bytes // arena.map.slot_bytes, 1)
         """Pages that a rank may send, and receive, in one transfer of whole ones."""
         # What copying ahead has left is a page or two of each request.
-        few = not (gathered or self._before) and most_pages(self._chunks) <= self._whole
+        few = not (gathered or self._boundary) and most_pages(self._chunks) <= self._whole
         self._at_once = few and mode is SwitchMode.PRECOPIED
         self._begun = self._complete = not self._moves_any
 
@@ -116,7 +98,7 @@ class SwitchExecution:
         if self._begun:
             return
         if not self._at_once:
-            self._begin(self._by_layer())
+            self._begin_by_layer()
         if self._at_once or self._mode is SwitchMode.BLOCKING:
             self.complete()
 
@@ -127,7 +109,7 @@ class SwitchExecution:
             Exception: as `wait_layer`.
         """
         if not self._begun:
-            self._begin(self._all_layers())
+            self._begin_at_once()
         if not self._complete:
             self._lane.finish()
         self._complete = True
@@ -145,27 +127,34 @@ class SwitchExecution:
         """What the switch took; ask once, after `complete`."""
         return self._lane.times() if self._moves_any else SwitchTimes()
 
-    def _begin(self, layers: Sequence[Sequence[Move]]) -> None:
-        self._begun = True
-        self._lane.start(self._before, layers)
+    def _begin_by_layer(self) -> None:
+        """Move layer by layer, so that one can compute while the next one's state is on its way."""
+        before, works = self._prepare(self._chunks)
+        self._lane.start(before, [self._layer_moves(layer, works) for layer in range(self._num_layers)])
 
-    def _by_layer(self) -> list[list[Move]]:
-        """Each layer's moves, so that a layer can compute while the next one's state is on its way."""
-        chunks = [PlannedChunk(chunk, self._mover) for chunk in self._chunks]
-        return [
-            [*weights, *(ChunkMove(chunk, self._mover, layer) for chunk in chunks)]
-            for layer, weights in enumerate(self._weights)
-        ]
-
-    def _all_layers(self) -> list[list[Move]]:
-        """All moves as if of one layer, of whole pages where that takes fewer transfers."""
-        most = len(self._weights) * len(self._chunks)
+    def _begin_at_once(self) -> None:
+        """Move all as if of one layer, whole pages where that takes fewer transfers."""
+        most = self._num_layers * len(self._chunks)
         chunks = whole_page_chunks(self._chunks, capacity=self._whole, most=most)
         if chunks is None:
-            return self._by_layer()
-        weights = (move for moves in self._weights for move in moves)
-        return [[*weights, *self._pages(chunks)]]
+            self._begin_by_layer()
+            return
+        before, works = self._prepare(chunks)
+        weights = (move for layer in range(self._num_layers) for move in self._layer_moves(layer, ()))
+        self._lane.start(before, [chain(weights, self._moves(works, None))])
 
-    def _pages(self, chunks: Sequence[Chunk]) -> list[Move]:
-        """Moves of whole pages."""
-        return [ChunkMove(PlannedChunk(chunk, self._mover), self._mover, None) for chunk in chunks]
+    def _prepare(self, chunks: Sequence[Chunk]) -> tuple[list[Move], list[ChunkWork]]:
+        """Boundary moves, and this rank's parts of chunks: whatever is the same for all layers, once."""
+        self._begun = True
+        works = self._mover.prepare([*self._boundary, *chunks])
+        first = len(self._boundary)
+        return list(self._moves(works[:first], None)), works[first:]
+
+    def _layer_moves(self, layer: int, works: Sequence[ChunkWork]) -> Iterator[Move]:
+        """One layer's moves, made when the lane comes to them."""
+        if layer in self._gathered:
+            yield WeightMove(layer, self._mover, self._matrices)
+        yield from self._moves(works, layer)
+
+    def _moves(self, works: Sequence[ChunkWork], layer: int | None) -> Iterator[Move]:
+        return (ChunkMove(work, self._mover, layer) for work in works)

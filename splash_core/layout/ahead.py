@@ -6,7 +6,7 @@ present row does not show them, so no attention sees them. Invariant: a row to c
 each copy of its page stays in its slot; it goes when one leaves, and when the page is pinned or gone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.errors import InvariantBroken
@@ -83,7 +83,12 @@ class RowsToCome:
         if row is not None:
             for rank in row.made:
                 del self._made[rank][page]
-                self._pools[rank].free(row.slots[rank])
+                self._pools[rank].free((row.slots[rank],))
+
+    def drop_all(self, pages: Iterable[PageId]) -> None:
+        """Give up the rows to come of pages that have moved."""
+        for page in pages if self._rows else ():
+            self.drop(page)
 
     def give_back(self, rank: RankId) -> bool:
         """Give up the newest row that has taken a slot of `rank`, which is needed now; False if none has."""

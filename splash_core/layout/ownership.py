@@ -6,14 +6,16 @@ has two copies on a rank, and used slots are exactly the copies of live pages an
 copies that a switch makes ahead of itself.
 """
 
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
 from splash_core.layout.ahead import RowsToCome, RowToCome
-from splash_core.layout.change import OwnershipChange
-from splash_core.layout.layout import KvPlacement, Matrices
+from splash_core.layout.change import OwnershipChange, changed_slots
+from splash_core.layout.columns import SlotRows, column
+from splash_core.layout.integrity import check_users
+from splash_core.layout.layout import Matrices
 from splash_core.layout.pages import SlotPool
 from splash_core.layout.slots import ArenaMap
 
@@ -32,7 +34,7 @@ class PageCopy:
 
 @dataclass(slots=True)
 class _Page:
-    slots: dict[RankId, SlotId]
+    slots: dict[RankId, SlotId] = field(default_factory=dict[RankId, SlotId])
     references: int = 1
     pins: int = 0
 
@@ -48,13 +50,22 @@ class PageTable:
         self.ahead = RowsToCome(self.pools)
         self._turning: dict[PageId, RowToCome] = {}
         self._pages: dict[PageId, _Page] = {}
-        self._users: dict[tuple[RankId, SlotId], PageId] = {}
+        self._users: tuple[dict[SlotId, PageId], ...] = tuple({} for _ in self.pools)
+        self.changes = 0
+        """Grows whenever a page comes, goes, moves, or may move from then on or no more."""
         self._next_page = 0
 
     @property
     def num_ranks(self) -> int:
         """T."""
         return len(self.pools)
+
+    def placed(self, pages: Iterable[PageId], wanted: Iterable[frozenset[RankId]]) -> bool:
+        """True when just the ranks `wanted` hold each page, but for pages that are turning."""
+        return all(
+            page in self._turning or self._pages[page].slots.keys() == ranks
+            for page, ranks in zip(pages, wanted, strict=False)
+        )
 
     @property
     def num_pages(self) -> int:
@@ -79,15 +90,15 @@ class PageTable:
             self.settle()
             if any(self.free_slots(rank, lent=lent) == 0 for rank in ranks):
                 return None
-        slots: dict[RankId, SlotId] = {}
+        page = PageId(self._next_page)
+        entry = self._pages[page] = _Page()
+        self._next_page += 1
+        self.changes += 1
         for rank in sorted(ranks):
             slot = self.pools[rank].allocate(lent=lent)
             assert slot is not None  # free_slots said so
-            slots[rank] = slot
-        page = PageId(self._next_page)
-        self._next_page += 1
-        self._pages[page] = _Page(slots=slots)
-        self._users.update(((rank, slot), page) for rank, slot in slots.items())
+            entry.slots[rank] = slot
+            self._users[rank][slot] = page
         return page
 
     def copies(self, page: PageId) -> tuple[PageCopy, ...]:
@@ -96,6 +107,10 @@ class PageTable:
         return tuple(
             PageCopy(rank, slots[rank], self.pools[rank].generation(slots[rank])) for rank in sorted(slots)
         )
+
+    def slots(self, page: PageId) -> Mapping[RankId, SlotId]:
+        """Where the page's holders have it; to be looked at before the table changes."""
+        return self._page(page).slots
 
     def ranks(self, page: PageId) -> tuple[RankId, ...]:
         """The ranks that hold the page, ascending."""
@@ -106,6 +121,19 @@ class PageTable:
         slots = self._page(page).slots
         return tuple(slots.get(RankId(rank), NO_SLOT) for rank in range(self.num_ranks))
 
+    def held(self, pages: Collection[PageId]) -> list[Mapping[RankId, SlotId]]:
+        """As `slots`, of many pages at once."""
+        for page in pages if self._turning else ():
+            self._page(page)
+        entries = self._pages
+        return [entries[page].slots for page in pages]
+
+    def rows(self, pages: Collection[PageId]) -> SlotRows:
+        """The rows of many pages at once."""
+        ranks = [RankId(rank) for rank in range(self.num_ranks)]
+        flat = column([slots.get(rank, NO_SLOT) for slots in self.held(pages) for rank in ranks])
+        return SlotRows(self.num_ranks, flat)
+
     def is_current(self, copy: PageCopy) -> bool:
         """True while the slot still holds what it held when `copy` was made."""
         pool = self.pools[copy.rank]
@@ -114,7 +142,7 @@ class PageTable:
     def user(self, rank: RankId, slot: SlotId) -> PageId | None:
         """The page that has a copy in a slot."""
         self.settle()
-        return self._users.get((rank, slot))
+        return self._users[rank].get(slot)
 
     def references(self, page: PageId) -> int:
         """How many users share the page; 0 for one that is quarantined."""
@@ -138,6 +166,7 @@ class PageTable:
     def pin(self, page: PageId) -> None:
         """Someone outside may still write or read the page: it must not move, be freed or be overwritten."""
         self._page(page).pins += 1
+        self.changes += 1
         # It stays where it is, so no copy of it is wanted elsewhere.
         self.ahead.drop(page)
 
@@ -147,11 +176,17 @@ class PageTable:
         if entry.pins == 0:
             raise InvariantBroken(f"page {page} is unpinned more often than pinned")
         entry.pins -= 1
+        self.changes += 1
         self._drop_if_unused(page, entry)
 
     def is_pinned(self, page: PageId) -> bool:
         """True while some pin is left."""
         return self._page(page).pins > 0
+
+    @property
+    def pinned(self) -> frozenset[PageId]:
+        """All pages with a pin left."""
+        return frozenset(page for page, entry in self._pages.items() if entry.pins)
 
     def quarantined(self, rank: RankId) -> int:
         """Slots of a rank that nobody uses but that an outside writer may still reach."""
@@ -173,6 +208,7 @@ class PageTable:
         """All rows to come are present rows from now on. Slots that pages leave are free after `settle`."""
         self.settle()
         self._turning = self.ahead.take()
+        self.changes += 1
 
     def is_turning(self, page: PageId) -> bool:
         """True for a page that `turn` has given its row to come, until `settle`."""
@@ -192,25 +228,13 @@ class PageTable:
             InvariantBroken: the manifest does not fit this table (and the table is then unusable).
         """
         self.settle()
+        self.changes += 1
         # Only slots that the manifest touches are looked at: a relocation must not cost a scan.
-        after: dict[tuple[RankId, SlotId], PageId | None] = {}
-        for move in manifest.moves:
-            source = (move.src, move.src_slot)
-            after[move.dst, move.dst_slot] = move.page
-            if move.src == move.dst and after.get(source, self._users.get(source)) == move.page:
-                after[source] = None
-        for ref in manifest.released:
-            after[ref.rank, ref.slot] = None
-        changed = sorted(key for key in after if after[key] != self._users.get(key))
-        touched = {self._users[key] for key in changed if key in self._users}
-        for rank, slot in changed:
-            if (rank, slot) in self._users:
-                self._vacate(rank, slot)
-        for rank, slot in changed:
-            page = after[rank, slot]
-            if page is not None:
-                self._place(page, rank, slot)
-        if lost := sorted(page for page in touched if not self._pages[page].slots):
+        changed = changed_slots(manifest, self._users)
+        moved = [page for rank, slots in enumerate(changed) for page in self._vacate(RankId(rank), slots)]
+        for rank, slots in enumerate(changed):
+            self._place(RankId(rank), {slot: page for slot, page in slots.items() if page is not None})
+        if lost := sorted({page for page in moved if not self._pages[page].slots}):
             raise InvariantBroken(f"the manifest leaves no copy of pages {lost}")
 
     def check_integrity(self) -> None:
@@ -220,17 +244,7 @@ class PageTable:
             InvariantBroken: names the rank, slot or page at fault.
         """
         self.settle()
-        users = {
-            (rank, slot): page for page, entry in self._pages.items() for rank, slot in entry.slots.items()
-        }
-        if users != self._users or len(users) != sum(len(entry.slots) for entry in self._pages.values()):
-            raise InvariantBroken("a slot has two users, or one that the table does not know")
-        for rank, pool in enumerate(self.pools):
-            pool.check_integrity()
-            used = [slot for owner, slot in users if owner == rank]
-            used += self.ahead.slots(RankId(rank))
-            if len(set(used)) != pool.num_used or not all(map(pool.is_used, used)):
-                raise InvariantBroken(f"rank {rank}: {pool.num_used} slots in use, {len(used)} held by pages")
+        check_users({page: e.slots for page, e in self._pages.items()}, self._users, self.pools, self.ahead)
         self.ahead.check_integrity({p: entry.slots for p, entry in self._pages.items() if not entry.pins})
         for page, entry in self._pages.items():
             if not entry.slots or entry.references + entry.pins == 0:
@@ -248,49 +262,39 @@ class PageTable:
         row = self._turning.pop(page)
         for rank, slot in entry.slots.items():
             if row.slots.get(rank) != slot:
-                self.pools[rank].vacate(slot)
-                del self._users[rank, slot]
+                self.pools[rank].vacate((slot,))
+                del self._users[rank][slot]
         for rank in row.made:
-            self._users[rank, row.slots[rank]] = page
+            self._users[rank][row.slots[rank]] = page
         entry.slots = dict(row.slots)
 
     def _drop_if_unused(self, page: PageId, entry: _Page) -> None:
         if entry.references == 0 and entry.pins == 0:
             for rank in sorted(entry.slots):
-                self.pools[rank].free(entry.slots[rank])
-                del self._users[rank, entry.slots[rank]]
+                self.pools[rank].free((entry.slots[rank],))
+                del self._users[rank][entry.slots[rank]]
             del self._pages[page]
+            self.changes += 1
             self.ahead.drop(page)
 
-    def _vacate(self, rank: RankId, slot: SlotId) -> None:
-        self.pools[rank].vacate(slot)
-        page = self._users.pop((rank, slot))
-        del self._pages[page].slots[rank]
-        self.ahead.drop(page)
+    def _vacate(self, rank: RankId, slots: Iterable[SlotId]) -> list[PageId]:
+        """Take those slots of a rank that are in use from their pages, which are returned."""
+        users = self._users[rank]
+        leaving = [slot for slot in slots if slot in users]
+        self.pools[rank].vacate(leaving)
+        pages = [users.pop(slot) for slot in leaving]
+        for page in pages:
+            del self._pages[page].slots[rank]
+        self.ahead.drop_all(pages)
+        return pages
 
-    def _place(self, page: PageId, rank: RankId, slot: SlotId) -> None:
-        entry = self._page(page)
-        if rank in entry.slots:
-            raise InvariantBroken(f"page {page} twice on rank {rank}: slots {entry.slots[rank]}, {slot}")
-        self.ahead.drop(page)
-        self.pools[rank].take(slot)
-        entry.slots[rank] = slot
-        self._users[rank, slot] = page
-
-
-def wanted_ranks(
-    placed: Iterable[tuple[Sequence[PageId], KvPlacement]], *, skip: Container[PageId] = frozenset()
-) -> dict[PageId, tuple[RankId, ...]]:
-    """Where placements want the pages of their sequences; a page that is shared, on the union.
-
-    Args:
-        placed: pages of each sequence in order, and its placement.
-        skip: pages to leave out.
-    """
-    wanted: dict[PageId, set[RankId]] = {}
-    for pages, placement in placed:
-        for index, page in enumerate(pages):
-            if page in skip:
-                continue
-            wanted.setdefault(page, set()).update(placement.ranks_of_page(index))
-    return {page: tuple(sorted(ranks)) for page, ranks in wanted.items()}
+    def _place(self, rank: RankId, slots: Mapping[SlotId, PageId]) -> None:
+        """Give slots of a rank to pages that it does not hold."""
+        self.ahead.drop_all(slots.values())
+        self.pools[rank].take(slots)
+        for slot, page in slots.items():
+            held = self._page(page).slots
+            if rank in held:
+                raise InvariantBroken(f"page {page} twice on rank {rank}: slots {held[rank]}, {slot}")
+            held[rank] = slot
+        self._users[rank].update(slots)

@@ -7,7 +7,8 @@ free, resting or has exactly one user, and its generation grows whenever its use
 """
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
 from splash_core.errors import InvariantBroken
@@ -16,6 +17,9 @@ from splash_core.layout.layout import LENDING_ORDER, Matrices, Matrix
 
 SlotKind = Matrix | None
 """The matrix that fills a borrowed slot when it is replicated; None for an ordinary slot."""
+
+_FEW = 8
+"""Of a heap's entries, a share of one in so many is put in one by one."""
 
 
 class _FreeList:
@@ -40,16 +44,25 @@ class _FreeList:
                 return slot
         return None
 
-    def remove(self, slot: SlotId) -> None:
-        """Remove a named free slot."""
-        self._free.remove(slot)
+    def remove(self, slots: AbstractSet[SlotId]) -> None:
+        """Remove named free slots."""
+        self._free -= slots
         if len(self._heap) > 2 * len(self._free) + 16:
             self._heap = sorted(self._free)
 
-    def add(self, slot: SlotId) -> None:
-        """Put a slot back."""
-        self._free.add(slot)
-        heapq.heappush(self._heap, slot)
+    def add(self, slots: AbstractSet[SlotId]) -> None:
+        """Put slots back."""
+        self._free |= slots
+        if len(slots) * _FEW < len(self._heap):
+            for slot in slots:
+                heapq.heappush(self._heap, slot)
+        else:
+            self._heap += slots
+            heapq.heapify(self._heap)
+
+    def lacks(self, slots: AbstractSet[SlotId]) -> AbstractSet[SlotId]:
+        """Those of the slots that are not free."""
+        return slots - self._free
 
     def ids(self) -> tuple[SlotId, ...]:
         """All free slots in ascending order."""
@@ -103,6 +116,16 @@ class SlotPool:
         """The free slots of one kind in ascending order."""
         return self._free[kind].ids()
 
+    def num_free(self, kind: SlotKind) -> int:
+        """How many slots of one kind are free."""
+        return len(self._free[kind])
+
+    def of_kind(self, slots: AbstractSet[SlotId], kind: SlotKind) -> list[SlotId]:
+        """Those of the slots that are of one kind, ascending."""
+        if kind is None:
+            return sorted(slots - self._lenders.keys())
+        return sorted(slot for slot in slots & self._lenders.keys() if self._lenders[slot] is kind)
+
     def kind(self, slot: SlotId) -> SlotKind:
         """Ordinary, or inside which replicated matrix."""
         return self._lenders.get(slot)
@@ -137,49 +160,53 @@ class SlotPool:
                 return slot
         return None
 
-    def take(self, slot: SlotId) -> None:
-        """Allocate a named slot (a manifest chose it).
+    def take(self, slots: Iterable[SlotId]) -> None:
+        """Allocate named slots (a manifest chose them).
 
         Raises:
-            InvariantBroken: the slot is not free.
+            InvariantBroken: one of them is not free.
         """
-        free = self._free[self.kind(slot)]
-        if slot not in free:
-            raise InvariantBroken(
-                f"slot {slot} is not free: it is {'in use' if slot in self._used else 'unknown'}"
-            )
-        free.remove(slot)
-        self._use(slot)
+        for kind, of_kind in self._by_kind(frozenset(slots)):
+            for slot in sorted(self._free[kind].lacks(of_kind)):
+                raise InvariantBroken(
+                    f"slot {slot} is not free: it is {'in use' if slot in self._used else 'unknown'}"
+                )
+            self._free[kind].remove(of_kind)
+            self._used |= of_kind
+            self._vacated -= of_kind
 
-    def free(self, slot: SlotId) -> None:
-        """Give a slot back and make references to it stale.
+    def free(self, slots: Iterable[SlotId]) -> None:
+        """Give slots back and make references to them stale.
 
         Raises:
-            InvariantBroken: the slot is not in use (a double free, or not a slot of this rank).
+            InvariantBroken: one is not in use (a double free, or not a slot of this rank).
         """
-        if slot not in self._used:
+        given = frozenset(slots)
+        for slot in sorted(given - self._used):
             raise InvariantBroken(f"slot {slot} is freed but not in use")
-        self._used.remove(slot)
-        self._generations[slot] = self.generation(slot) + 1
-        self._free[self.kind(slot)].add(slot)
+        self._used -= given
+        generations = self._generations
+        for slot in given:
+            generations[slot] = generations.get(slot, 0) + 1
+        for kind, of_kind in self._by_kind(given):
+            self._free[kind].add(of_kind)
 
-    def vacate(self, slot: SlotId) -> None:
-        """As `free`, of a slot that a manifest reads before it is anybody else's."""
-        self.free(slot)
-        self._vacated.add(slot)
+    def vacate(self, slots: Iterable[SlotId]) -> None:
+        """As `free`, of slots that a manifest reads before they are anybody else's."""
+        given = frozenset(slots)
+        self.free(given)
+        self._vacated |= given
 
     def rest(self) -> None:
         """Vacated ordinary slots that are still free are nobody's until `end_rest`."""
-        resting = [slot for slot in self._vacated if slot in self._free[None]]
-        for slot in resting:
-            self._free[None].remove(slot)
-        self._resting.update(resting)
+        resting = self._vacated - self._free[None].lacks(self._vacated)
+        self._free[None].remove(resting)
+        self._resting |= resting
         self._vacated.clear()
 
     def end_rest(self) -> None:
         """What reads vacated slots is over: they are as free as others."""
-        for slot in self._resting:
-            self._free[None].add(slot)
+        self._free[None].add(self._resting)
         self._resting.clear()
         self._vacated.clear()
 
@@ -200,6 +227,16 @@ class SlotPool:
         for kind, slots in self._free.items():
             if any(self.kind(slot) is not kind for slot in slots.ids()):
                 raise InvariantBroken(f"a slot of another kind is in the free list of {kind or 'ordinary'}")
+
+    def _by_kind(self, slots: frozenset[SlotId]) -> Iterator[tuple[SlotKind, frozenset[SlotId]]]:
+        """The slots of each kind, but for kinds of which there are none."""
+        borrowed = slots & self._lenders.keys()
+        if len(borrowed) < len(slots):
+            yield None, slots - borrowed
+        for matrix in LENDING_ORDER if borrowed else ():
+            of_kind = frozenset(slot for slot in borrowed if self._lenders[slot] is matrix)
+            if of_kind:
+                yield matrix, of_kind
 
     def _use(self, slot: SlotId) -> None:
         self._used.add(slot)

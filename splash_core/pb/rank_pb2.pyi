@@ -7,22 +7,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class PageMoves(_message.Message):
-    __slots__ = ("page", "src", "src_slot", "dst", "dst_slot")
-    PAGE_FIELD_NUMBER: _ClassVar[int]
+class Flow(_message.Message):
+    __slots__ = ("src", "dst", "pages", "src_slots", "dst_slots")
     SRC_FIELD_NUMBER: _ClassVar[int]
-    SRC_SLOT_FIELD_NUMBER: _ClassVar[int]
     DST_FIELD_NUMBER: _ClassVar[int]
-    DST_SLOT_FIELD_NUMBER: _ClassVar[int]
-    page: _containers.RepeatedScalarFieldContainer[int]
-    src: _containers.RepeatedScalarFieldContainer[int]
-    src_slot: _containers.RepeatedScalarFieldContainer[int]
-    dst: _containers.RepeatedScalarFieldContainer[int]
-    dst_slot: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, page: _Optional[_Iterable[int]] = ..., src: _Optional[_Iterable[int]] = ..., src_slot: _Optional[_Iterable[int]] = ..., dst: _Optional[_Iterable[int]] = ..., dst_slot: _Optional[_Iterable[int]] = ...) -> None: ...
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    SRC_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DST_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    src: int
+    dst: int
+    pages: bytes
+    src_slots: bytes
+    dst_slots: bytes
+    def __init__(self, src: _Optional[int] = ..., dst: _Optional[int] = ..., pages: _Optional[bytes] = ..., src_slots: _Optional[bytes] = ..., dst_slots: _Optional[bytes] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("flows",)
+    FLOWS_FIELD_NUMBER: _ClassVar[int]
+    flows: _containers.RepeatedCompositeFieldContainer[Flow]
+    def __init__(self, flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("layout_from", "layout_to", "epoch", "weights", "kv", "boundary_chunks", "layer_chunks", "released_rank", "released_slot", "weight_bytes_per_layer", "kv_bytes_per_layer", "gathered", "ready_layers")
+    __slots__ = ("layout_from", "layout_to", "epoch", "weights", "kv", "boundary_chunks", "layer_chunks", "released", "weight_bytes_per_layer", "kv_bytes_per_layer", "gathered", "ready_layers")
     LAYOUT_FROM_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_TO_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -30,8 +36,7 @@ class Manifest(_message.Message):
     KV_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LAYER_CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_RANK_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_SLOT_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_LAYER_FIELD_NUMBER: _ClassVar[int]
     GATHERED_FIELD_NUMBER: _ClassVar[int]
@@ -41,15 +46,14 @@ class Manifest(_message.Message):
     epoch: int
     weights: str
     kv: str
-    boundary_chunks: _containers.RepeatedCompositeFieldContainer[PageMoves]
-    layer_chunks: _containers.RepeatedCompositeFieldContainer[PageMoves]
-    released_rank: _containers.RepeatedScalarFieldContainer[int]
-    released_slot: _containers.RepeatedScalarFieldContainer[int]
+    boundary_chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    layer_chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    released: _containers.RepeatedScalarFieldContainer[bytes]
     weight_bytes_per_layer: int
     kv_bytes_per_layer: _containers.RepeatedScalarFieldContainer[int]
     gathered: _containers.RepeatedScalarFieldContainer[str]
     ready_layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, layout_from: _Optional[str] = ..., layout_to: _Optional[str] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ..., kv: _Optional[str] = ..., boundary_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., layer_chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ..., released_rank: _Optional[_Iterable[int]] = ..., released_slot: _Optional[_Iterable[int]] = ..., weight_bytes_per_layer: _Optional[int] = ..., kv_bytes_per_layer: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ..., ready_layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, layout_from: _Optional[str] = ..., layout_to: _Optional[str] = ..., epoch: _Optional[int] = ..., weights: _Optional[str] = ..., kv: _Optional[str] = ..., boundary_chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., layer_chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., released: _Optional[_Iterable[bytes]] = ..., weight_bytes_per_layer: _Optional[int] = ..., kv_bytes_per_layer: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ..., ready_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrecopyBatch(_message.Message):
     __slots__ = ("weight_layers", "gathered", "chunks")
@@ -58,8 +62,8 @@ class PrecopyBatch(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     weight_layers: _containers.RepeatedScalarFieldContainer[int]
     gathered: _containers.RepeatedScalarFieldContainer[str]
-    chunks: _containers.RepeatedCompositeFieldContainer[PageMoves]
-    def __init__(self, weight_layers: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ..., chunks: _Optional[_Iterable[_Union[PageMoves, _Mapping]]] = ...) -> None: ...
+    chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    def __init__(self, weight_layers: _Optional[_Iterable[int]] = ..., gathered: _Optional[_Iterable[str]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("seq", "sampling", "tokens", "num_prompt")
@@ -74,16 +78,14 @@ class NewSequence(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[int] = ...) -> None: ...
 
 class TableUpdate(_message.Message):
-    __slots__ = ("seq", "first_page", "num_pages", "slots")
+    __slots__ = ("seq", "first_page", "slots")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
-    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     first_page: int
-    num_pages: int
-    slots: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seq: _Optional[int] = ..., first_page: _Optional[int] = ..., num_pages: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
+    slots: bytes
+    def __init__(self, seq: _Optional[int] = ..., first_page: _Optional[int] = ..., slots: _Optional[bytes] = ...) -> None: ...
 
 class SequenceStep(_message.Message):
     __slots__ = ("seq", "start", "tokens", "sample", "drawn_in", "before")

@@ -4,12 +4,20 @@ Invariant: `x_from_pb(x_to_pb(value)) == value` for every value (tests/property/
 a rank executes is exactly the plan that the leader made.
 """
 
-from splash_core.ids import Epoch, RankId, SeqId, SlotId, StepId
+from splash_core.ids import Epoch, RankId, SeqId, StepId
+from splash_core.layout.columns import SlotRows
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import common_pb2, rank_pb2
-from splash_core.rpc.moves_codec import chunk_from_pb, chunk_to_pb, precopy_from_pb, precopy_to_pb
+from splash_core.rpc.moves_codec import (
+    chunks_from_pb,
+    chunks_to_pb,
+    column_from_pb,
+    column_to_pb,
+    precopy_from_pb,
+    precopy_to_pb,
+)
 from splash_core.scheduling.step import (
     DrawnToken,
     NewSequence,
@@ -24,7 +32,7 @@ from splash_core.scheduling.step import (
     TokenLogprobs,
 )
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Primitive, SlotRef, SwitchManifest, SwitchMode
+from splash_core.switch.manifest import Primitive, SwitchManifest, SwitchMode
 
 
 def sampling_to_pb(value: SamplingParams) -> common_pb2.Sampling:
@@ -101,10 +109,9 @@ def manifest_to_pb(value: SwitchManifest) -> rank_pb2.Manifest:
         weights=value.weights,
         gathered=value.gathered,
         kv=value.kv,
-        boundary_chunks=[chunk_to_pb(chunk) for chunk in value.boundary_chunks],
-        layer_chunks=[chunk_to_pb(chunk) for chunk in value.layer_chunks],
-        released_rank=[ref.rank for ref in value.released],
-        released_slot=[ref.slot for ref in value.released],
+        boundary_chunks=chunks_to_pb(value.boundary_chunks),
+        layer_chunks=chunks_to_pb(value.layer_chunks),
+        released=map(column_to_pb, value.released),
         weight_bytes_per_layer=value.weight_bytes_per_layer,
         kv_bytes_per_layer=value.kv_bytes_per_layer,
         ready_layers=value.ready_layers,
@@ -113,7 +120,6 @@ def manifest_to_pb(value: SwitchManifest) -> rank_pb2.Manifest:
 
 def manifest_from_pb(message: rank_pb2.Manifest) -> SwitchManifest:
     """A switch manifest from the wire."""
-    released = zip(message.released_rank, message.released_slot, strict=True)
     return SwitchManifest(
         layout_from=Layout(message.layout_from),
         layout_to=Layout(message.layout_to),
@@ -121,9 +127,9 @@ def manifest_from_pb(message: rank_pb2.Manifest) -> SwitchManifest:
         weights=Primitive(message.weights),
         gathered=tuple(Matrix(name) for name in message.gathered),
         kv=Primitive(message.kv),
-        boundary_chunks=tuple(chunk_from_pb(chunk) for chunk in message.boundary_chunks),
-        layer_chunks=tuple(chunk_from_pb(chunk) for chunk in message.layer_chunks),
-        released=tuple(SlotRef(RankId(rank), SlotId(slot)) for rank, slot in released),
+        boundary_chunks=chunks_from_pb(message.boundary_chunks),
+        layer_chunks=chunks_from_pb(message.layer_chunks),
+        released=tuple(map(column_from_pb, message.released)),
         weight_bytes_per_layer=message.weight_bytes_per_layer,
         kv_bytes_per_layer=tuple(message.kv_bytes_per_layer),
         ready_layers=tuple(message.ready_layers),
@@ -221,15 +227,13 @@ def _rows_from_pb(message: rank_pb2.SequenceStep) -> SequenceStep:
 
 
 def _table_to_pb(value: TableUpdate) -> rank_pb2.TableUpdate:
-    flat = [slot for row in value.slots for slot in row]
     return rank_pb2.TableUpdate(
-        seq=value.seq, first_page=value.first_page, num_pages=len(value.slots), slots=flat
+        seq=value.seq, first_page=value.first_page, slots=column_to_pb(value.slots.slots)
     )
 
 
 def _table_from_pb(message: rank_pb2.TableUpdate, num_ranks: int) -> TableUpdate:
-    flat = tuple(message.slots)
-    rows = tuple(flat[page * num_ranks : (page + 1) * num_ranks] for page in range(message.num_pages))
+    rows = SlotRows(num_ranks, column_from_pb(message.slots))
     return TableUpdate(seq=SeqId(message.seq), first_page=message.first_page, slots=rows)
 
 

@@ -1,35 +1,52 @@
-"""Page moves on the wire, as parallel arrays. Invariant: what comes back equals what went in."""
+"""Page moves on the wire: a flow's columns as they lie in memory, so that no page costs anything by itself.
 
-from splash_core.ids import PageId, RankId, SlotId
+Invariant: what comes back equals what went in, whatever the byte order of either host.
+"""
+
+import sys
+from collections.abc import Iterable
+
+from splash_core.ids import RankId
+from splash_core.layout.columns import Column, column
 from splash_core.layout.layout import Matrix
 from splash_core.pb import rank_pb2
-from splash_core.switch.manifest import Chunk, PageMove
+from splash_core.switch.manifest import Chunk, Flow
 from splash_core.switch.precopy import PrecopyBatch
 
-
-def chunk_to_pb(chunk: Chunk) -> rank_pb2.PageMoves:
-    """A chunk for the wire."""
-    return rank_pb2.PageMoves(
-        page=[move.page for move in chunk],
-        src=[move.src for move in chunk],
-        src_slot=[move.src_slot for move in chunk],
-        dst=[move.dst for move in chunk],
-        dst_slot=[move.dst_slot for move in chunk],
-    )
+_SWAPPED = sys.byteorder == "big"
+"""Columns are little-endian on the wire."""
 
 
-def chunk_from_pb(message: rank_pb2.PageMoves) -> Chunk:
-    """A chunk from the wire."""
-    columns = (message.page, message.src, message.src_slot, message.dst, message.dst_slot)
-    return tuple(
-        PageMove(PageId(page), RankId(src), SlotId(src_slot), RankId(dst), SlotId(dst_slot))
-        for page, src, src_slot, dst, dst_slot in zip(*columns, strict=True)
-    )
+def column_to_pb(entries: Column) -> bytes:
+    """A column for the wire."""
+    if _SWAPPED:
+        entries = entries[:]
+        entries.byteswap()
+    return entries.tobytes()
+
+
+def column_from_pb(packed: bytes) -> Column:
+    """A column from the wire."""
+    entries = column()
+    entries.frombytes(packed)
+    if _SWAPPED:
+        entries.byteswap()
+    return entries
+
+
+def chunks_to_pb(chunks: Iterable[Chunk]) -> list[rank_pb2.Chunk]:
+    """Chunks for the wire."""
+    return [rank_pb2.Chunk(flows=map(_flow_to_pb, chunk.flows)) for chunk in chunks]
+
+
+def chunks_from_pb(messages: Iterable[rank_pb2.Chunk]) -> tuple[Chunk, ...]:
+    """Chunks from the wire."""
+    return tuple(Chunk(tuple(map(_flow_from_pb, message.flows))) for message in messages)
 
 
 def precopy_to_pb(value: PrecopyBatch) -> rank_pb2.PrecopyBatch:
     """What is copied ahead, for the wire."""
-    chunks = [chunk_to_pb(chunk) for chunk in value.chunks]
+    chunks = chunks_to_pb(value.chunks)
     return rank_pb2.PrecopyBatch(weight_layers=value.weight_layers, gathered=value.gathered, chunks=chunks)
 
 
@@ -38,5 +55,25 @@ def precopy_from_pb(message: rank_pb2.PrecopyBatch) -> PrecopyBatch:
     return PrecopyBatch(
         weight_layers=tuple(message.weight_layers),
         gathered=tuple(Matrix(name) for name in message.gathered),
-        chunks=tuple(chunk_from_pb(chunk) for chunk in message.chunks),
+        chunks=chunks_from_pb(message.chunks),
+    )
+
+
+def _flow_to_pb(flow: Flow) -> rank_pb2.Flow:
+    return rank_pb2.Flow(
+        src=flow.src,
+        dst=flow.dst,
+        pages=column_to_pb(flow.pages),
+        src_slots=column_to_pb(flow.src_slots),
+        dst_slots=column_to_pb(flow.dst_slots),
+    )
+
+
+def _flow_from_pb(message: rank_pb2.Flow) -> Flow:
+    return Flow(
+        src=RankId(message.src),
+        dst=RankId(message.dst),
+        pages=column_from_pb(message.pages),
+        src_slots=column_from_pb(message.src_slots),
+        dst_slots=column_from_pb(message.dst_slots),
     )

@@ -65,7 +65,7 @@ def assemble(
     limit = max_request_tokens(spec, arena, config)
     present = Present(layout=layout)
     roster = Roster()
-    mirrors = Mirrors()
+    mirrors = Mirrors(arena.num_ranks)
     residency = Residency(table=PageTable(arena), roster=roster, mirrors=mirrors, present=present)
     pushes = PushBook(table=residency.table, roster=roster, clock=clock)
     admission = Admission(roster=roster, residency=residency, present=present, pushes=pushes, config=config)

@@ -6,14 +6,15 @@ of it that the leader knew then.
 """
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from splash_core.ids import PageId, SeqId
+from splash_core.layout.columns import Column, SlotRows, column, first_difference
 from splash_core.scheduling.sequence import Sequence
 from splash_core.scheduling.step import NewSequence, TableUpdate, TakenRows
 
-Row = tuple[int, ...]
-RowOf = Callable[[PageId], Row]
+RowsOf = Callable[[Seq[PageId]], SlotRows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +28,17 @@ class MirrorDelta:
 
 
 class Mirrors:
-    """The ranks' mirrors as of the last plan."""
+    """The mirrors of all ranks as of the last plan.
 
-    def __init__(self) -> None:
-        self._rows: dict[SeqId, list[Row]] = {}
-        self._to_come: dict[SeqId, list[Row]] = {}
+    Args:
+        num_ranks: T.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._rows: dict[SeqId, Column] = {}
+        """Row after row."""
+        self._to_come: dict[SeqId, Column] = {}
         self._told: dict[SeqId, int] = {}
         """How many first tokens of each sequence the ranks have been told."""
         self._dropped: list[SeqId] = []
@@ -49,7 +56,7 @@ class Mirrors:
 
     def tell_ahead(self, update: TableUpdate) -> None:
         """The next plan tells rows to come of a sequence that the ranks know."""
-        self._to_come.setdefault(update.seq, [])[update.first_page :] = update.slots
+        self._to_come.setdefault(update.seq, column())[self._place(update.first_page) :] = update.slots.slots
 
     def catch_up(self, sequence: Sequence, start: int, end: int) -> tuple[int, ...]:
         """The next plan has rows `start … end-1` of a sequence; returns what it must tell before them.
@@ -60,48 +67,52 @@ class Mirrors:
         self._told[sequence.seq] = max(told, min(end, len(sequence.tokens)))
         return tuple(sequence.tokens[told:start])
 
-    def appended(self, sequences: Iterable[Sequence], row_of: RowOf) -> MirrorDelta:
+    def appended(self, sequences: Iterable[Sequence], rows_of: RowsOf) -> MirrorDelta:
         """Tell what `sequences` have gained; no page has moved since the last plan.
 
         Args:
             sequences: those in the step.
-            row_of: a page's slot on each rank.
+            rows_of: slots of pages on each rank.
         """
 
-        def unchanged(sequence: Sequence, before: list[Row]) -> int:
-            del sequence
-            return len(before)
+        def gained(sequence: Sequence, before: Column) -> TableUpdate:
+            first = len(before) // self._num_ranks
+            return TableUpdate(seq=sequence.seq, first_page=first, slots=rows_of(sequence.pages[first:]))
 
-        return self._delta(sequences, row_of, unchanged)
+        return self._delta(sequences, gained)
 
     def moved(
-        self, sequences: Iterable[Sequence], row_of: RowOf, taken: Iterable[TakenRows] = ()
+        self, sequences: Iterable[Sequence], rows_of: RowsOf, taken: Iterable[TakenRows] = ()
     ) -> MirrorDelta:
         """Tell all differences: a manifest may have moved any page of any sequence.
 
         Args:
             sequences: those in the step and all others that the ranks know.
-            row_of: a page's slot on each rank.
+            rows_of: slots of pages on each rank.
             taken: what takes its row to come, which the ranks know, in the same plan.
         """
         # A sequence that was preempted since has lost its rows, and is not named in the plan.
         named = tuple(rows for rows in taken if rows.seq in self._rows)
         known = {rows.seq: rows.num_pages for rows in named}
         for seq, count in known.items():
-            self._rows[seq][:count] = self._to_come[seq][:count]
+            end = self._place(count)
+            self._rows[seq][:end] = self._to_come[seq][:end]
 
-        def unchanged(sequence: Sequence, before: list[Row]) -> int:
+        def changed(sequence: Sequence, before: Column) -> TableUpdate:
             first = known.get(sequence.seq, 0)
-            pairs = enumerate(zip(before[first:], sequence.pages[first:], strict=False), first)
-            return next((index for index, (row, page) in pairs if row != row_of(page)), len(before))
+            now = rows_of(sequence.pages[first:]).slots
+            same = first_difference(before[self._place(first) :], now) // self._num_ranks
+            rows = SlotRows(self._num_ranks, now[self._place(same) :])
+            return TableUpdate(seq=sequence.seq, first_page=first + same, slots=rows)
 
-        return replace(self._delta(sequences, row_of, unchanged), taken=named)
+        return replace(self._delta(sequences, changed), taken=named)
+
+    def _place(self, page: int) -> int:
+        """Where the row of a page begins."""
+        return page * self._num_ranks
 
     def _delta(
-        self,
-        sequences: Iterable[Sequence],
-        row_of: RowOf,
-        unchanged: Callable[[Sequence, list[Row]], int],
+        self, sequences: Iterable[Sequence], update_of: Callable[[Sequence, Column], TableUpdate]
     ) -> MirrorDelta:
         finished = tuple(self._dropped)
         self._dropped.clear()
@@ -111,12 +122,12 @@ class Mirrors:
             rows = self._rows.get(sequence.seq)
             if rows is None:
                 started.append(_new(sequence))
-                rows = self._rows[sequence.seq] = []
+                rows = self._rows[sequence.seq] = column()
                 self._told[sequence.seq] = len(sequence.tokens)
-            same = unchanged(sequence, rows)
-            if same < len(sequence.pages):
-                rows[same:] = [row_of(page) for page in sequence.pages[same:]]
-                tables.append(TableUpdate(seq=sequence.seq, first_page=same, slots=tuple(rows[same:])))
+            update = update_of(sequence, rows)
+            if len(update.slots):
+                rows[self._place(update.first_page) :] = update.slots.slots
+                tables.append(update)
         return MirrorDelta(finished=finished, started=tuple(started), tables=tuple(tables))
 
 

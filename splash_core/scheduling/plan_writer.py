@@ -64,13 +64,13 @@ class PlanWriter:
         )
 
     def _delta(self, running: list[Sequence], boundary: Boundary) -> MirrorDelta:
-        row_of = self._residency.table.row
+        rows_of = self._residency.table.rows
         if boundary.manifest is None:
-            return self._mirrors.appended(running, row_of)
+            return self._mirrors.appended(running, rows_of)
         others = {sequence.seq: sequence for sequence in self._roster if self._mirrors.knows(sequence.seq)}
         for sequence in running:
             others.pop(sequence.seq, None)
-        return self._mirrors.moved([*running, *others.values()], row_of, boundary.ahead.taken)
+        return self._mirrors.moved([*running, *others.values()], rows_of, boundary.ahead.taken)
 
     def _sequence_step(self, entry: Rows) -> SequenceStep:
         sequence, start = entry.sequence, entry.sequence.cached

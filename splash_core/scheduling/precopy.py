@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from splash_core.ids import PageId, RankId, SeqId, SlotId
 from splash_core.layout.ahead import RowToCome
+from splash_core.layout.columns import SlotRows
 from splash_core.layout.layout import Layout, Matrices
 from splash_core.layout.ownership import NO_SLOT
 from splash_core.scheduling.config import SchedulerConfig
@@ -131,9 +132,10 @@ class Precopy(PrecopyCourse[Sequence]):
         if not count:
             return None
         copies, self._new_rows = PageCopies(count), {}
+        num_ranks = self._residency.num_ranks
         self._look_further(copies)
         rows = tuple(
-            TableUpdate(seq=seq, first_page=new.first_page, slots=tuple(new.slots))
+            TableUpdate(seq=seq, first_page=new.first_page, slots=SlotRows.of(new.slots, num_ranks=num_ranks))
             for seq, new in self._new_rows.items()
         )
         chunks = copies.chunks(capacity=self._staging_bytes // self._units.page)

@@ -6,10 +6,11 @@ placement puts them; one whose pages are elsewhere waits, landed, for a relocati
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from itertools import cycle
 
 from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.layout import KvPlacement, Layout, LayoutRule, Matrices
-from splash_core.layout.ownership import wanted_ranks
+from splash_core.layout.wanted import wanted_ranks
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.owners import OwnerAssignment, Owners
@@ -99,11 +100,9 @@ class Relocator:
         return astray
 
     def _in_place(self, sequence: Sequence) -> bool:
-        table, placement = self._residency.table, self._residency.placement(sequence)
-        return all(
-            table.is_turning(page) or table.ranks(page) == tuple(sorted(placement.ranks_of_page(index)))
-            for index, page in enumerate(sequence.pages)
-        )
+        placement = self._residency.placement(sequence)
+        turns = [frozenset(placement.ranks_of_page(index)) for index in range(len(placement.owners))]
+        return self._residency.table.placed(sequence.pages, cycle(turns))
 
     def _relocate(self, landed: Seq[Sequence]) -> SwitchManifest | Refusal:
         """Plan and apply; on a refusal nothing has changed."""

@@ -119,7 +119,7 @@ class Residency(Holding):
             return
         for page in pages:
             if not self.table.is_turning(page):  # else noted when its row to come was made
-                self.note_borrowed_slots((copy.rank, copy.slot) for copy in self.table.copies(page))
+                self.note_borrowed_slots(self.table.slots(page).items())
 
     def note_borrowed_slots(self, slots: Iterable[tuple[RankId, SlotId]]) -> None:
         """Record which of these slots, which hold pages, are borrowed."""

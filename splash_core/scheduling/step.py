@@ -7,6 +7,7 @@ Every rank receives the identical plan, so every rank issues the same collective
 from dataclasses import dataclass
 
 from splash_core.ids import Epoch, RankId, SeqId, StepId
+from splash_core.layout.columns import SlotRows
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.spec.request import SamplingParams
@@ -32,8 +33,7 @@ class TableUpdate:
 
     seq: SeqId
     first_page: int
-    slots: tuple[tuple[int, ...], ...]
-    """`[pages][T]`: the slot on each rank, or `NO_SLOT`."""
+    slots: SlotRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

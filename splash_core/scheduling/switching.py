@@ -249,12 +249,11 @@ class Switcher:
         return self._planned
 
     def _fingerprint(self, layout: Layout) -> tuple[object, ...]:
-        """Equal for two moments between which a plan stays valid: page ids are never used again."""
-        table = self._residency.table
+        """Equal for two moments between which a plan stays valid."""
         return (
             layout,
             self._present.epoch,
-            tuple((page, table.is_pinned(page), table.row(page)) for page in table.pages),
+            self._residency.table.changes,
             tuple((s.seq, s.state, s.owner, s.length, len(s.pages)) for s in self._roster),
         )
 

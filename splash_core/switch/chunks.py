@@ -52,6 +52,7 @@ class _Load:
         self._num_ranks = num_ranks
         self._received: Counter[RankId] = Counter()
         self._sent: Counter[RankId] = Counter()
+        self._full_receivers = self._full_senders = 0
 
     def fits(self, needs: Sequence[Need]) -> bool:
         """True when the chunk can carry these needs too."""
@@ -69,14 +70,13 @@ class _Load:
         for need in needs:
             self._received[need.dst] += 1
             self._sent[need.src] += 1
+            self._full_receivers += self._received[need.dst] == self._capacity
+            self._full_senders += self._sent[need.src] == self._capacity
 
     @property
     def full(self) -> bool:
         """True when no rank can receive, or none can send."""
-        return any(
-            sum(count >= self._capacity for count in side.values()) >= self._num_ranks
-            for side in (self._received, self._sent)
-        )
+        return self._num_ranks in (self._full_receivers, self._full_senders)
 
 
 class ChunkScheduler:
@@ -150,13 +150,13 @@ class ChunkScheduler:
     def _close(self) -> Chunk:
         for rank, slot in sorted(self._vacated):
             self._targets[rank].append(slot)
-        moves = tuple(
+        chunk = Chunk.of(
             PageMove(need.page, need.src, need.src_slot, need.dst, self._targets[need.dst].popleft())
             for need in sorted(self._chosen)
         )
         self._load = _Load(self._capacity, self._num_ranks)
         self._chosen, self._vacated = [], []
-        return moves
+        return chunk
 
     def _commit(self, needs: Sequence[Need]) -> None:
         self._load.add(needs)

@@ -6,15 +6,17 @@ later. Invariant: evacuation reads forbidden slots only and writes free ones onl
 in any order.
 """
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splash_core.ids import Epoch, RankId, SlotId
+from splash_core.layout.columns import Column, column
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
 from splash_core.switch.chunks import Need, SlotKey
-from splash_core.switch.manifest import Chunk, PageMove, Primitive, SlotRef, SwitchManifest
+from splash_core.switch.manifest import PageMove, Primitive, SwitchManifest
+from splash_core.switch.packing import pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,29 +67,12 @@ def evacuate(needs: Sequence[Need], free: Mapping[RankId, Sequence[SlotId]]) -> 
     )
 
 
-def pack(moves: Sequence[PageMove], *, capacity: int) -> tuple[Chunk, ...]:
-    """Independent moves in chunks of at most `capacity` pages into and out of each rank.
-
-    Each goes into the first chunk that has room, in one pass: a step waits for it.
-    """
-    chunks: list[list[PageMove]] = []
-    received, sent = Counter[tuple[int, RankId]](), Counter[tuple[int, RankId]]()
-    # Chunks before these are full for the rank.
-    into, out_of = Counter[RankId](), Counter[RankId]()
-    for move in sorted(moves):
-        at = max(into[move.dst], out_of[move.src])
-        while received[at, move.dst] >= capacity or sent[at, move.src] >= capacity:
-            at += 1
-        while len(chunks) <= at:
-            chunks.append([])
-        chunks[at].append(move)
-        received[at, move.dst] += 1
-        sent[at, move.src] += 1
-        while received[into[move.dst], move.dst] >= capacity:
-            into[move.dst] += 1
-        while sent[out_of[move.src], move.src] >= capacity:
-            out_of[move.src] += 1
-    return tuple(map(tuple, chunks))
+def slots_by_rank(keys: Iterable[SlotKey], *, num_ranks: int) -> tuple[Column, ...]:
+    """`[T]`: the slots of each rank, ascending."""
+    slots: list[list[int]] = [[] for _ in range(num_ranks)]
+    for rank, slot in keys:
+        slots[rank].append(slot)
+    return tuple(column(sorted(of_rank)) for of_rank in slots)
 
 
 def local_moves(
@@ -109,6 +94,6 @@ def local_moves(
         weights=Primitive.KEEP,
         kv=Primitive.KEEP,
         boundary_chunks=pack(moves, capacity=max(staging_bytes // arena.slot_bytes, 1)),
-        released=tuple(sorted(SlotRef(move.src, move.src_slot) for move in moves)),
+        released=slots_by_rank(((move.src, move.src_slot) for move in moves), num_ranks=arena.num_ranks),
         kv_bytes_per_layer=(0,) * arena.num_ranks,
     )

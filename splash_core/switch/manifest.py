@@ -13,12 +13,18 @@ Order of execution on every rank:
 Within one chunk every source is read into staging before any destination is written, so a chunk may
 write slots that it also reads (a slot is handed over layer by layer). A chunk never reads a slot that an
 earlier chunk of its phase wrote; layer chunks may read pages where the boundary put them.
+
+Ranks stand still while a manifest is sent and read, so it is made of columns: a chunk has one flow for each
+pair of ranks, and whoever executes it looks at flows, never at pages.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.layout.columns import Column, column
 from splash_core.layout.layout import Layout, Matrix
 
 
@@ -40,8 +46,7 @@ class Primitive(StrEnum):
     ALL_TO_ALL = "all_to_all"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PageMove:
+class PageMove(NamedTuple):
     """Copy one page (or one layer of it) from a holder to a wanted place. src == dst rank: a local copy."""
 
     page: PageId
@@ -51,15 +56,71 @@ class PageMove:
     dst_slot: SlotId
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SlotRef:
-    """A slot on a rank."""
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The pages of a chunk that go from one rank to another, or to other slots of one rank."""
 
-    rank: RankId
-    slot: SlotId
+    src: RankId
+    dst: RankId
+    pages: Column
+    src_slots: Column
+    """Where `src` has each of them."""
+    dst_slots: Column
+    """Where `dst` puts each of them."""
+
+    def __len__(self) -> int:
+        """Pages."""
+        return len(self.pages)
+
+    def __iter__(self) -> Iterator[PageMove]:
+        """One by one, for whoever looks at few."""
+        for page, src_slot, dst_slot in zip(self.pages, self.src_slots, self.dst_slots, strict=True):
+            yield PageMove(PageId(page), self.src, SlotId(src_slot), self.dst, SlotId(dst_slot))
+
+    def cut(self, first: int, end: int) -> "Flow":
+        """Only pages `first … end-1`."""
+        part = slice(first, end)
+        return Flow(self.src, self.dst, self.pages[part], self.src_slots[part], self.dst_slots[part])
+
+    @property
+    def crosses(self) -> bool:
+        """True when another rank receives."""
+        return self.src != self.dst
 
 
-Chunk = tuple[PageMove, ...]
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Moves that run together."""
+
+    flows: tuple[Flow, ...] = ()
+    """Ascending by (src, dst): one for each pair of ranks that has any pages."""
+
+    @classmethod
+    def of(cls, moves: Iterable[PageMove]) -> "Chunk":
+        """The moves; those between the same ranks stay in their order."""
+        flows: dict[tuple[RankId, RankId], Flow] = {}
+        for page, src, src_slot, dst, dst_slot in moves:
+            flow = flows.get((src, dst))
+            if flow is None:
+                flow = flows[src, dst] = Flow(src, dst, column(), column(), column())
+            flow.pages.append(page)
+            flow.src_slots.append(src_slot)
+            flow.dst_slots.append(dst_slot)
+        return cls(tuple(flow for _, flow in sorted(flows.items())))
+
+    def __len__(self) -> int:
+        """Pages."""
+        return sum(map(len, self.flows))
+
+    def __iter__(self) -> Iterator[PageMove]:
+        """One by one, for whoever looks at few."""
+        for flow in self.flows:
+            yield from flow
+
+
+def flows_of(chunks: Iterable[Chunk]) -> Iterator[Flow]:
+    """All flows of chunks, in order."""
+    return (flow for chunk in chunks for flow in chunk.flows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,27 +140,35 @@ class SwitchManifest:
     """Layers of which `gathered` was copied ahead and is in place."""
     boundary_chunks: tuple[Chunk, ...] = ()
     layer_chunks: tuple[Chunk, ...] = ()
-    released: tuple[SlotRef, ...] = ()
-    """Slots that hold nothing after the switch though they held a page before or meanwhile; sorted."""
+    released: tuple[Column, ...] = ()
+    """`[T]`: slots of each rank that hold nothing after the switch though they held a page before or
+    meanwhile, ascending."""
     weight_bytes_per_layer: int = 0
     """Received per rank per layer."""
     kv_bytes_per_layer: tuple[int, ...] = ()
     """Received per rank, per layer (boundary moves spread over layers)."""
 
     @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All chunks in execution order."""
+        return (*self.boundary_chunks, *self.layer_chunks)
+
+    @property
+    def flows(self) -> Sequence[Flow]:
+        """All flows in execution order."""
+        return tuple(flows_of(self.chunks))
+
+    @property
     def moves(self) -> tuple[PageMove, ...]:
-        """All page moves in execution order."""
-        return tuple(move for chunk in (*self.boundary_chunks, *self.layer_chunks) for move in chunk)
+        """All page moves in execution order, one by one."""
+        return tuple(move for chunk in self.chunks for move in chunk)
 
     @property
     def takes_the_link(self) -> bool:
         """True for a switch in which ranks send each other something; a relocation is small, and is none."""
         if self.layout_from is self.layout_to:
             return False
-        if self.weights is Primitive.ALL_GATHER:
-            return True
-        chunks = (*self.boundary_chunks, *self.layer_chunks)
-        return any(move.src != move.dst for chunk in chunks for move in chunk)
+        return self.weights is Primitive.ALL_GATHER or any(flow.crosses for flow in self.flows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

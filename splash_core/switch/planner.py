@@ -7,17 +7,20 @@ ordinary slots that the switch vacates, and only then to borrowed ones. Nothing 
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.layout.columns import Column, column
 from splash_core.layout.layout import RULES, Layout, Matrices
-from splash_core.layout.ownership import PageTable
+from splash_core.layout.ownership import NO_SLOT, PageTable
 from splash_core.layout.pages import SlotKind, slot_kinds
 from splash_core.switch.chunks import ChunkScheduler, Need, SlotKey
 from splash_core.switch.difference import Difference, find_difference, weight_primitives
-from splash_core.switch.evacuation import evacuate, pack
-from splash_core.switch.manifest import Chunk, Primitive, Refusal, SlotRef, SwitchManifest
+from splash_core.switch.evacuation import evacuate
+from splash_core.switch.manifest import Chunk, Flow, Primitive, Refusal, SwitchManifest, flows_of
+from splash_core.switch.packing import pack, spread
 
 
 def plan_switch(
@@ -100,8 +103,9 @@ class _Plan:
         self._difference = difference
         self._lent = lent
         self._ranks = tuple(RankId(rank) for rank in range(table.num_ranks))
-        self._inflow = Counter(need.dst for need in difference.needs)
-        self._readers = Counter(need.source for need in difference.needs)
+        self._inflow = Counter[RankId]()
+        for (_, dst), route in difference.routes.items():
+            self._inflow[dst] += len(route.pages)
         # Kinds of slots that pages may move to, best first.
         self._kinds = slot_kinds(lent - avoid)
         self.boundary: tuple[Chunk, ...] = ()
@@ -135,59 +139,88 @@ class _Plan:
         """Order the moves; borrowed slots that weights will fill are cleared at the step boundary."""
         page_bytes = self._table.arena.slot_bytes
         slices, pages = staging_bytes // slice_bytes, staging_bytes // page_bytes
-        if not self._difference.needs:
+        if not self._difference.routes:
             return None
-        evacuees = [need for need in self._difference.needs if self._is_forbidden(need.source)]
+        evacuees = self._evacuees()
         if slices == 0 or (evacuees and pages == 0):
             unit = page_bytes if evacuees else slice_bytes
             return _Problem(reason=f"staging of {staging_bytes} bytes cannot hold one move of {unit} bytes")
-        targets = self._targets()
-        if not evacuees:
-            self.layered = self._run(self._difference.needs, *targets, capacity=slices)
-        elif not self._schedule_evacuation(evacuees, *targets, slices=slices, pages=pages):
+        free, reusable = self._targets()
+        if not evacuees and not reusable:
+            # Nothing that is read is written, so the order is free.
+            self.layered = spread(self._flows(free), capacity=slices)
+        elif not evacuees:
+            self.layered = self._run(self._difference.needs, free, reusable, capacity=slices)
+        elif not self._schedule_evacuation(evacuees, free, reusable, slices=slices, pages=pages):
             # Free slots alone do not take the evacuees: permute whole pages in place.
-            self.boundary = self._run(self._difference.needs, *targets, capacity=pages)
+            self.boundary = self._run(self._difference.needs, free, reusable, capacity=pages)
         return None
 
-    def released(self) -> tuple[SlotRef, ...]:
+    def released(self) -> tuple[Column, ...]:
         """Slots that hold a page before or during the switch, and none after it."""
-        holds = dict(self._difference.leaving)
-        wanted = {(need.page, need.dst) for need in self._difference.needs}
-        final: dict[tuple[PageId, RankId], SlotId] = {}
-        for move in (move for chunk in (*self.boundary, *self.layered) for move in chunk):
-            holds[move.dst, move.dst_slot] = move.page
-            if (move.page, move.dst) in wanted:
-                final[move.page, move.dst] = move.dst_slot
-        return tuple(
-            SlotRef(rank, slot)
-            for (rank, slot), page in sorted(holds.items())
-            if final.get((page, rank)) != slot
-        )
+        held: list[set[int]] = [set(leaving) for leaving in self._difference.leaving]
+        final: list[set[int]] = [set() for _ in self._ranks]
+        for flow in flows_of(self.layered):
+            final[flow.dst].update(flow.dst_slots)
+        if self.boundary:
+            final = self._final_slots()
+            for flow in self._flows_planned():
+                held[flow.dst].update(flow.dst_slots)
+        return tuple(column(sorted(held[rank] - final[rank])) for rank in self._ranks)
+
+    def _final_slots(self) -> list[set[int]]:
+        """On each rank: where its missing copies are in the end, though they may have moved twice."""
+        slots: list[dict[int, int]] = [{} for _ in self._ranks]
+        for (_, dst), route in self._difference.routes.items():
+            slots[dst].update(dict.fromkeys(route.pages, NO_SLOT))
+        for flow in self._flows_planned():
+            arrived = zip(flow.pages, flow.dst_slots, strict=True)
+            slots[flow.dst].update((page, slot) for page, slot in arrived if page in slots[flow.dst])
+        return [set(of_rank.values()) for of_rank in slots]
 
     def received_bytes(self, slice_bytes: int) -> tuple[int, ...]:
         """Per rank, per layer, from other ranks."""
-        moves = (move for chunk in (*self.boundary, *self.layered) for move in chunk)
-        received = Counter(move.dst for move in moves if move.src != move.dst)
+        received = Counter[RankId]()
+        for flow in self._flows_planned():
+            received[flow.dst] += len(flow) * flow.crosses
         return tuple(received[rank] * slice_bytes for rank in self._ranks)
+
+    def _flows_planned(self) -> Iterator[Flow]:
+        return flows_of((*self.boundary, *self.layered))
+
+    def _evacuees(self) -> list[Need]:
+        """Needs that read slots that weights will fill."""
+        if self._difference.all_may_stay:
+            return []
+        return [need for need in self._difference.needs if self._is_forbidden(need.source)]
+
+    def _flows(self, free: Mapping[RankId, Sequence[SlotId]]) -> list[Flow]:
+        """All needs, in order, into slots that are free from the start."""
+        left = {rank: iter(slots) for rank, slots in free.items()}
+        return [
+            Flow(src, dst, route.pages, route.slots, column(islice(left[dst], len(route.pages))))
+            for (src, dst), route in self._difference.routes.items()
+        ]
 
     def _is_forbidden(self, key: SlotKey) -> bool:
         return not self._table.pools[key[0]].may_hold(key[1], self._lent)
 
-    def _of_kind(self, keys: frozenset[SlotKey], rank: RankId, kind: SlotKind) -> list[SlotId]:
-        pool = self._table.pools[rank]
-        return sorted(slot for owner, slot in keys if owner == rank and pool.kind(slot) is kind)
-
     def _leaving(self, rank: RankId, kind: SlotKind) -> list[SlotId]:
         """Slots that are vacated once read, those with few readers first."""
-        slots = self._of_kind(self._difference.vacated, rank, kind)
-        return sorted(slots, key=lambda slot: (self._readers[rank, slot], slot))
+        slots = self._table.pools[rank].of_kind(self._difference.vacated[rank], kind)
+        readers = Counter[int]()
+        for (src, _), route in self._difference.routes.items():
+            if src == rank:
+                readers.update(route.slots)
+        return sorted(slots, key=lambda slot: (readers[slot], slot))
 
     def _room(self, rank: RankId) -> int:
         """Slots of a rank that can take pages, now or once their copies have left."""
+        pool, found = self._table.pools[rank], self._difference
         return sum(
-            len(self._table.pools[rank].free_ids(kind))
-            + len(self._of_kind(self._difference.unread, rank, kind))
-            + len(self._leaving(rank, kind))
+            pool.num_free(kind)
+            + len(pool.of_kind(found.unread[rank], kind))
+            + len(pool.of_kind(found.vacated[rank], kind))
             for kind in self._kinds
         )
 
@@ -197,11 +230,10 @@ class _Plan:
         reusable: set[SlotKey] = set()
         for rank in self._ranks:
             free[rank] = []
-            left = self._inflow[rank]
+            left, pool = self._inflow[rank], self._table.pools[rank]
             for kind in self._kinds:
                 borrowed = kind is not None
-                unread = self._of_kind(self._difference.unread, rank, kind)
-                now = [*self._table.pools[rank].free_ids(kind), *unread]
+                now = [*pool.free_ids(kind), *pool.of_kind(self._difference.unread[rank], kind)]
                 # All that is left of the best kind; of borrowed slots only what ordinary ones lack.
                 free[rank].extend(now[:left] if borrowed else now)
                 left -= len(now)

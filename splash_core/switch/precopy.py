@@ -15,8 +15,8 @@ from splash_core.layout.ahead import RowToCome
 from splash_core.layout.layout import Matrices, Matrix
 from splash_core.layout.ownership import PageCopy, PageTable
 from splash_core.layout.pages import slot_kinds
-from splash_core.switch.evacuation import pack
 from splash_core.switch.manifest import Chunk, PageMove
+from splash_core.switch.packing import pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

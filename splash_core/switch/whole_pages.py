@@ -4,21 +4,17 @@ A page has as many slices as the model has layers, so of few pages a transfer of
 transfer for every layer. Invariant: what is read is what would have been read layer by layer.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 from splash_core.ids import RankId
-from splash_core.switch.evacuation import pack
-from splash_core.switch.manifest import Chunk
+from splash_core.switch.manifest import Chunk, flows_of
+from splash_core.switch.packing import merged, pages_by_side, spread
 
 
 def most_pages(chunks: Sequence[Chunk]) -> int:
     """Pages that some rank sends, or receives; of the rank and the side with most."""
-    sides = Counter[tuple[str, RankId]]()
-    for move in (move for chunk in chunks for move in chunk):
-        sides["sent", move.src] += 1
-        sides["received", move.dst] += 1
-    return max(sides.values(), default=0)
+    return max(pages_by_side(flows_of(chunks)).values(), default=0)
 
 
 def whole_page_chunks(chunks: Sequence[Chunk], *, capacity: int, most: int) -> tuple[Chunk, ...] | None:
@@ -36,10 +32,16 @@ def whole_page_chunks(chunks: Sequence[Chunk], *, capacity: int, most: int) -> t
     pages = most_pages(chunks)
     if pages <= capacity:
         return tuple(chunks)
-    if pages > capacity * most:
+    if pages > capacity * most or _hands_on(chunks):
         return None
-    moves = [move for chunk in chunks for move in chunk]
-    if {(move.src, move.src_slot) for move in moves} & {(move.dst, move.dst_slot) for move in moves}:
-        return None
-    packed = pack(moves, capacity=capacity)
+    packed = spread(merged(flows_of(chunks)), capacity=capacity)
     return packed if len(packed) <= most else None
+
+
+def _hands_on(chunks: Sequence[Chunk]) -> bool:
+    """True where a slot that is read is written, too."""
+    read, written = defaultdict[RankId, set[int]](set), defaultdict[RankId, set[int]](set)
+    for flow in flows_of(chunks):
+        read[flow.src].update(flow.src_slots)
+        written[flow.dst].update(flow.dst_slots)
+    return any(slots & written[rank] for rank, slots in read.items())

@@ -1,13 +1,15 @@
 """What a rank receives is exactly what the leader sent, for every step plan, result and manifest."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splash_core.ids import Epoch, PageId, RankId, SeqId, SlotId, StepId
+from splash_core.layout.columns import Column, SlotRows, column
 from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.pb import common_pb2, rank_pb2
-from splash_core.rpc import codec
+from splash_core.rpc import codec, moves_codec
 from splash_core.scheduling.step import (
     DrawnToken,
     NewSequence,
@@ -22,7 +24,7 @@ from splash_core.scheduling.step import (
     TokenLogprobs,
 )
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import PageMove, Primitive, SlotRef, SwitchManifest, SwitchMode
+from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest, SwitchMode
 from splash_core.switch.precopy import PrecopyBatch
 
 INT32 = st.integers(0, 2**31 - 1)
@@ -66,7 +68,8 @@ MOVES = st.builds(
     st.integers(0, 7).map(RankId),
     SMALL.map(SlotId),
 )
-CHUNKS = st.lists(st.lists(MOVES, max_size=4).map(tuple), max_size=3).map(tuple)
+CHUNKS = st.lists(st.lists(MOVES, max_size=4).map(Chunk.of), max_size=3).map(tuple)
+COLUMNS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(column)
 MANIFESTS = st.builds(
     SwitchManifest,
     layout_from=st.sampled_from(Layout),
@@ -77,9 +80,7 @@ MANIFESTS = st.builds(
     kv=st.sampled_from(Primitive),
     boundary_chunks=CHUNKS,
     layer_chunks=CHUNKS,
-    released=st.lists(st.builds(SlotRef, st.integers(0, 7).map(RankId), SMALL.map(SlotId)), max_size=4).map(
-        tuple
-    ),
+    released=st.lists(COLUMNS, max_size=4).map(tuple),
     weight_bytes_per_layer=st.integers(0, 2**50),
     kv_bytes_per_layer=st.lists(st.integers(0, 2**50), max_size=8).map(tuple),
     ready_layers=st.lists(st.integers(0, 100), max_size=4).map(tuple),
@@ -95,7 +96,8 @@ BATCHES = st.builds(
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
     num_ranks = draw(st.integers(1, 5))
-    row = st.lists(st.integers(-1, 10_000), min_size=num_ranks, max_size=num_ranks).map(tuple)
+    row = st.lists(st.integers(-1, 10_000), min_size=num_ranks, max_size=num_ranks)
+    table = st.lists(row, max_size=3).map(lambda rows: SlotRows.of(rows, num_ranks=num_ranks))
     tokens = st.lists(SMALL, max_size=5).map(tuple)
     plan = StepPlan(
         step=StepId(draw(st.integers(1, 2**40))),
@@ -127,9 +129,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         tables=tuple(
             draw(
                 st.lists(
-                    st.builds(
-                        TableUpdate, seq=SEQS, first_page=SMALL, slots=st.lists(row, max_size=3).map(tuple)
-                    ),
+                    st.builds(TableUpdate, seq=SEQS, first_page=SMALL, slots=table),
                     max_size=3,
                 )
             )
@@ -141,9 +141,7 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
         ahead=tuple(
             draw(
                 st.lists(
-                    st.builds(
-                        TableUpdate, seq=SEQS, first_page=SMALL, slots=st.lists(row, max_size=3).map(tuple)
-                    ),
+                    st.builds(TableUpdate, seq=SEQS, first_page=SMALL, slots=table),
                     max_size=2,
                 )
             )
@@ -184,6 +182,19 @@ def test_sampling_survives_the_wire(value: SamplingParams) -> None:
 def test_manifest_survives_the_wire(value: SwitchManifest) -> None:
     wire = rank_pb2.Manifest.FromString(codec.manifest_to_pb(value).SerializeToString())
     assert codec.manifest_from_pb(wire) == value
+
+
+@given(COLUMNS)
+def test_columns_have_one_order_of_bytes(entries: Column) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        wires: list[bytes] = []
+        for swapped in (False, True):
+            patch.setattr(moves_codec, "_SWAPPED", swapped)
+            wires.append(moves_codec.column_to_pb(entries))
+            assert moves_codec.column_from_pb(wires[-1]) == entries
+    assert [wires[1][at : at + 4][::-1] for at in range(0, len(wires[1]), 4)] == [
+        wires[0][at : at + 4] for at in range(0, len(wires[0]), 4)
+    ]
 
 
 @settings(max_examples=60)

@@ -27,8 +27,9 @@ from splash_core.layout.layout import (
     Matrices,
     Matrix,
 )
-from splash_core.layout.ownership import NO_SLOT, PageCopy, PageTable, wanted_ranks
+from splash_core.layout.ownership import NO_SLOT, PageCopy, PageTable
 from splash_core.layout.pages import SlotPool
+from splash_core.layout.wanted import wanted_ranks
 from splash_core.switch.evacuation import local_moves
 from splash_core.switch.manifest import PageMove
 from tests.support.manifest_simulator import toy_arena
@@ -76,24 +77,24 @@ class PoolLife(RuleBasedStateMachine):
     @rule(target=taken, data=st.data())
     def take(self, data: st.DataObject) -> SlotId:
         slot = data.draw(st.sampled_from(sorted(self.free)))
-        self.pool.take(slot)
+        self.pool.take([slot])
         self.free.remove(slot)
         self.vacated.discard(slot)
         with pytest.raises(InvariantBroken, match="in use"):
-            self.pool.take(slot)
+            self.pool.take([slot])
         return slot
 
     @rule(slot=consumes(taken), read=st.booleans())
     def give_back(self, slot: SlotId, read: bool) -> None:
         if read:
-            self.pool.vacate(slot)
+            self.pool.vacate([slot])
             self.vacated.add(slot)
         else:
-            self.pool.free(slot)
+            self.pool.free([slot])
         self.free.add(slot)
         self.lives[slot] += 1
         with pytest.raises(InvariantBroken, match="not in use"):
-            self.pool.free(slot)
+            self.pool.free([slot])
 
     @rule()
     def rest(self) -> None:
@@ -290,6 +291,13 @@ class TableLife(RuleBasedStateMachine):
             assert [rank for rank, slot in enumerate(row) if slot != NO_SLOT] == list(ranks)
             assert [(c.rank, c.slot) for c in self.table.copies(page)] == [(r, row[r]) for r in ranks]
             assert all(self.table.is_current(copy) for copy in self.table.copies(page))
+            assert dict(self.table.slots(page)) == {r: row[r] for r in ranks}
+        pages = tuple(self.ranks)
+        assert list(self.table.rows(pages)) == [self.table.row(page) for page in pages]
+        assert self.table.pinned == {page for page in pages if self.pins[page]}
+        assert self.table.placed(pages, [frozenset(ranks) for ranks in self.ranks.values()])
+        nowhere: frozenset[RankId] = frozenset()
+        assert self.table.placed(pages, [nowhere] * len(pages)) == (not pages)
         assert not any(self.table.is_current(copy) for copy in self.stale)
 
 

@@ -83,8 +83,8 @@ class PlanBuilder:
                 state.pages.append(page)
             first = state.sent_pages
             if len(state.pages) > first:
-                rows_of_pages = tuple(self.table.row(page) for page in state.pages[first:])
-                tables.append(TableUpdate(seq=seq, first_page=first, slots=rows_of_pages))
+                told = self.table.rows(state.pages[first:])
+                tables.append(TableUpdate(seq=seq, first_page=first, slots=told))
                 state.sent_pages = len(state.pages)
             steps.append(
                 SequenceStep(

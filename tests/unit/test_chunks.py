@@ -5,8 +5,9 @@ import pytest
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
 from splash_core.switch.chunks import ChunkScheduler, Need, SlotKey
-from splash_core.switch.evacuation import evacuate, pack
+from splash_core.switch.evacuation import evacuate
 from splash_core.switch.manifest import Chunk, PageMove
+from splash_core.switch.packing import pack
 
 
 def need(page: int, src: int, slot: int, dst: int) -> Need:

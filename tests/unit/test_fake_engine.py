@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from splash_core.engine.fake import FakeEngine, fake_token
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, RankId, SeqId, StepId
+from splash_core.layout.columns import SlotRows
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.step import (
     DrawnToken,
@@ -48,7 +49,7 @@ def _opening(prompt: tuple[int, ...], ranks: int, **sampling: object) -> dict[st
         tokens=prompt,
         num_prompt=len(prompt),
     )
-    pages = ((0,) * ranks,) * 32
+    pages = SlotRows.of(((0,) * ranks,) * 32, num_ranks=ranks)
     return {"started": (new,), "tables": (TableUpdate(seq=SEQ, first_page=0, slots=pages),)}
 
 
@@ -103,7 +104,7 @@ def test_a_plan_that_does_not_continue_the_history_is_refused() -> None:
 def test_a_table_too_short_for_the_rows_is_refused() -> None:
     engine = _engines(1)[0]
     opening = _opening((1, 2, 3, 4, 5), 1)
-    opening["tables"] = (TableUpdate(seq=SEQ, first_page=0, slots=((0,),)),)
+    opening["tables"] = (TableUpdate(seq=SEQ, first_page=0, slots=SlotRows.of([(0,)], num_ranks=1)),)
     with pytest.raises(InvariantBroken, match="1 pages of 4 tokens"):
         engine.step(_plan(1, 0, (1, 2, 3, 4, 5), sample=True, **opening))
 

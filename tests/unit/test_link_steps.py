@@ -10,7 +10,7 @@ from splash_core.engine.running import RunningStep
 from splash_core.ids import Epoch, PageId, RankId, SlotId, StepId
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.step import StepPlan, StepResult
-from splash_core.switch.manifest import PageMove, Primitive, SwitchManifest
+from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.counters import Count, Sample
 from splash_core.transport.link import BandwidthArbiter
@@ -24,7 +24,7 @@ SWITCH = SwitchManifest(
     epoch=Epoch(1),
     weights=Primitive.DISCARD,
     kv=Primitive.ALL_GATHER,
-    layer_chunks=((MOVE,),),
+    layer_chunks=(Chunk.of([MOVE]),),
 )
 
 
@@ -69,7 +69,7 @@ class LookingStep:
     [
         (None, False),
         (SWITCH, True),
-        (replace(SWITCH, layer_chunks=((replace(MOVE, dst=RankId(0)),),)), False),
+        (replace(SWITCH, layer_chunks=(Chunk.of([MOVE._replace(dst=RankId(0))]),)), False),
         (replace(SWITCH, layout_from=Layout.TP), False),
         (replace(SWITCH, layer_chunks=(), weights=Primitive.ALL_GATHER), True),
     ],

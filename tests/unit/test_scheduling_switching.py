@@ -1,16 +1,20 @@
 """Switches and relocations as a group's leader plans them, and the views on a group."""
 
+from typing import Any
+
 import pytest
 
 from splash_core.errors import ConfigError, Conflict, InvariantBroken
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import LayoutPool, Phase, WaitingSequence
+from splash_core.scheduling import relocation
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import SeqState
 from splash_core.spec.request import SamplingParams
-from splash_core.switch.manifest import Primitive, Refusal, SwitchMode
+from splash_core.switch.manifest import Primitive, Refusal, SwitchManifest, SwitchMode
+from splash_core.switch.planner import plan_switch
 from tests.support.toy_group import ToyGroup, arena_of
 
 PAIRS = [(a, b) for a in Layout for b in Layout if a != b]
@@ -374,3 +378,34 @@ def test_integrity_is_really_checked() -> None:
     sequence.cached = 1
     with pytest.raises(InvariantBroken, match=f"without a user.*{page}"):
         group.scheduler.check_integrity()
+
+
+def test_a_plan_that_was_made_beside_a_step_is_carried_out_unless_something_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans: list[Layout] = []
+
+    def counting(**of: Any) -> SwitchManifest | Refusal:
+        plans.append(of["layout_to"])
+        return plan_switch(**of)
+
+    monkeypatch.setattr(relocation, "plan_switch", counting)
+    group = ToyGroup(layout=Layout.DP, arena=arena_of(num_ranks=2, ordinary=40))
+    first, second = (group.add([number] * 9, output(9)) for number in (1, 2))
+    group.step()
+    group.begin()
+    assert group.scheduler.request_switch(Layout.TP) is None
+    group.end()
+    group.begin()
+    assert group.plan is not None
+    assert (group.plan.layout, plans) == (Layout.TP, [Layout.TP])
+    group.end()
+    group.begin()
+    assert group.scheduler.request_switch(Layout.DP) is None
+    group.scheduler.cancel(second)
+    group.end()
+    group.begin()
+    assert group.plan is not None
+    assert (group.plan.layout, plans) == (Layout.DP, [Layout.TP, Layout.DP, Layout.DP])
+    group.end()
+    assert group.scheduler.copies(first)

@@ -6,39 +6,42 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splash_core.engine.staging import ChunkWork, PullWork, Staging, lay_out
+from splash_core.engine.staging import ChunkWork, Staging, lay_out, prepare
 from splash_core.ids import PageId, RankId, SlotId
+from splash_core.layout.columns import column
 from splash_core.switch.chunks import STAGING_PARTS, chunk_bytes
-from splash_core.switch.manifest import PageMove
+from splash_core.switch.manifest import Chunk, Flow, PageMove
 
 CPU = torch.device("cpu")
 T = 4
 
 
-def slots(*ids: int) -> list[SlotId]:
-    return [SlotId(slot) for slot in ids]
+def wanted(**peers: tuple[int, list[int]]) -> list[Flow]:
+    """Flows of rank 0, by peer: the first page, and slots; pages follow each other."""
+    return [flow(int(name[1:]), page, slots) for name, (page, slots) in peers.items()]
 
 
-def wanted(**peers: tuple[int, list[int]]) -> dict[RankId, tuple[PageId, list[SlotId]]]:
-    return {RankId(int(name[1:])): (PageId(page), slots(*ids)) for name, (page, ids) in peers.items()}
+def flow(peer: int, page: int, slots: list[int]) -> Flow:
+    pages = column(range(page, page + len(slots)))
+    return Flow(RankId(0), RankId(peer), pages, column(slots), column(slots))
 
 
 def test_peers_that_get_the_same_share_rows() -> None:
     rows, spans = lay_out(wanted(p1=(1, [5, 6, 7]), p2=(0, [4, 5, 6, 7]), p3=(1, [5, 6])))
-    assert rows == slots(4, 5, 6, 7)
+    assert rows == column([4, 5, 6, 7])
     assert spans == {1: (1, 4), 2: (0, 4), 3: (1, 3)}
 
 
 def test_a_stretch_may_go_on_where_another_ends() -> None:
     rows, spans = lay_out(wanted(p1=(0, [4, 5, 6]), p2=(1, [5, 6, 7])))
-    assert rows == slots(4, 5, 6, 7)
+    assert rows == column([4, 5, 6, 7])
     assert spans == {1: (0, 3), 2: (1, 4)}
 
 
 def test_different_pages_lie_apart() -> None:
-    rows, spans = lay_out(wanted(p1=(0, [4, 6]), p2=(1, [5, 6]), p3=(2, [6, 4])))
-    assert rows == slots(4, 6, 5, 6, 4)
-    assert spans == {1: (0, 2), 2: (2, 4), 3: (3, 5)}
+    rows, spans = lay_out(wanted(p1=(0, [4, 6]), p2=(1, [5, 6]), p3=(2, [7, 4])))
+    assert rows == column([4, 6, 5, 6, 7, 4])
+    assert spans == {1: (0, 2), 2: (2, 4), 3: (4, 6)}
 
 
 @given(
@@ -47,16 +50,18 @@ def test_different_pages_lie_apart() -> None:
     )
 )
 def test_every_peer_finds_its_slots_in_order(lists: dict[int, list[int]]) -> None:
-    asked = {RankId(peer): (PageId(ids[0]), slots(*ids)) for peer, ids in lists.items()}
-    rows, spans = lay_out(asked)
-    assert {peer: rows[first:end] for peer, (first, end) in spans.items()} == {
-        peer: ids for peer, (_, ids) in asked.items()
-    }
+    rows, spans = lay_out([flow(peer, slots[0], slots) for peer, slots in lists.items()])
+    assert {peer: rows[first:end].tolist() for peer, (first, end) in spans.items()} == lists
     assert len(rows) <= sum(map(len, lists.values()))
 
 
+def works_of(chunk: Chunk) -> list[ChunkWork]:
+    """Of all ranks."""
+    return [prepare([chunk], rank=RankId(rank), device=CPU)[0] for rank in range(T)]
+
+
 @st.composite
-def chunks(draw: st.DrawFn) -> tuple[PageMove, ...]:
+def chunks(draw: st.DrawFn) -> Chunk:
     """Moves sorted as the planner sorts them; no destination slot is written twice."""
     moves = draw(
         st.lists(
@@ -71,12 +76,12 @@ def chunks(draw: st.DrawFn) -> tuple[PageMove, ...]:
         slot = 20 + counts[dst]
         counts[dst] += 1
         chunk.append(PageMove(PageId(page), RankId(src), SlotId(page), RankId(dst), SlotId(slot)))
-    return tuple(chunk)
+    return Chunk.of(chunk)
 
 
 @given(chunk=chunks())
-def test_works_of_all_ranks_together_are_the_chunk(chunk: tuple[PageMove, ...]) -> None:
-    works = [ChunkWork(chunk, rank=RankId(rank), device=CPU) for rank in range(T)]
+def test_works_of_all_ranks_together_are_the_chunk(chunk: Chunk) -> None:
+    works = works_of(chunk)
     done = set()
     for rank, work in enumerate(works):
         read = work.read_slots.tolist()
@@ -94,19 +99,19 @@ def test_works_of_all_ranks_together_are_the_chunk(chunk: tuple[PageMove, ...]) 
 
 
 @given(chunk=chunks())
-def test_a_rank_finds_what_is_for_it_among_what_a_peer_sends(chunk: tuple[PageMove, ...]) -> None:
-    works = [PullWork(chunk, rank=RankId(rank), device=CPU) for rank in range(T)]
+def test_a_rank_finds_what_is_for_it_among_what_a_peer_sends(chunk: Chunk) -> None:
+    works = works_of(chunk)
     for rank, work in enumerate(works):
         assert work.found_at == {peer: works[peer].sends[RankId(rank)] for peer in work.recvs}
 
 
 def test_a_gather_to_all_reads_each_page_once() -> None:
-    chunk = tuple(
+    chunk = Chunk.of(
         PageMove(PageId(page), RankId(0), SlotId(page), RankId(dst), SlotId(30 + page))
         for page in range(5)
         for dst in range(1, T)
     )
-    work = ChunkWork(chunk, rank=RankId(0), device=CPU)
+    work = works_of(chunk)[0]
     assert work.read_slots.tolist() == [0, 1, 2, 3, 4]
     assert work.num_rows == 5
 

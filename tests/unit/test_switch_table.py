@@ -9,9 +9,10 @@ from itertools import permutations
 
 import pytest
 
-from splash_core.ids import Epoch, PageId, RankId
+from splash_core.ids import Epoch, PageId, RankId, SlotId
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout, Matrix
-from splash_core.layout.ownership import PageTable, wanted_ranks
+from splash_core.layout.ownership import PageTable
+from splash_core.layout.wanted import wanted_ranks
 from splash_core.switch.manifest import Primitive, Refusal, SwitchManifest
 from splash_core.switch.planner import plan_switch
 from tests.support.manifest_simulator import LAYER_BYTES, MATRIX_BYTES, ArenaSimulator, toy_arena
@@ -232,9 +233,10 @@ def test_evacuation_is_local_and_costs_no_network_bytes() -> None:
     assert manifest.layer_chunks == ()
     assert manifest.kv_bytes_per_layer == (0, 0)
     assert manifest.kv is KEEP
-    generations = [table.pools[0].generation(ref.slot) for ref in manifest.released]
+    released = [SlotId(slot) for slot in manifest.released[0]]
+    generations = [table.pools[0].generation(slot) for slot in released]
     table.apply(manifest)
-    assert [table.pools[0].generation(ref.slot) for ref in manifest.released] == [g + 1 for g in generations]
+    assert [table.pools[0].generation(slot) for slot in released] == [g + 1 for g in generations]
     assert table.pools[0].used_borrowed == 0
 
 

@@ -23,7 +23,7 @@ def move(page: int, src: int, dst: int, *, dst_slot: int | None = None) -> PageM
 def test_independent_moves_are_the_same_in_chunks_that_fit(
     ends: list[tuple[int, int]], capacity: int
 ) -> None:
-    chunk = tuple(move(page, src, dst) for page, (src, dst) in enumerate(ends))
+    chunk = Chunk.of(move(page, src, dst) for page, (src, dst) in enumerate(ends))
     whole = whole_page_chunks((chunk,), capacity=capacity, most=100)
     assert whole is not None
     assert Counter(each for part in whole for each in part) == Counter(chunk)
@@ -31,18 +31,18 @@ def test_independent_moves_are_the_same_in_chunks_that_fit(
 
 
 def test_more_transfers_than_it_saves_are_not_worth_it() -> None:
-    chunks: tuple[Chunk, ...] = (tuple(move(page, 0, 1) for page in range(10)),)
+    chunks: tuple[Chunk, ...] = (Chunk.of(move(page, 0, 1) for page in range(10)),)
     assert len(whole_page_chunks(chunks, capacity=2, most=5) or ()) == 5
     assert whole_page_chunks(chunks, capacity=2, most=4) is None
 
 
 def test_slots_that_are_handed_on_stay_in_their_chunk() -> None:
-    trade = (move(1, 0, 1, dst_slot=2), move(2, 1, 0, dst_slot=1))
+    trade = Chunk.of([move(1, 0, 1, dst_slot=2), move(2, 1, 0, dst_slot=1)])
     assert whole_page_chunks((trade,), capacity=1, most=10) == (trade,), "one transfer reads before it writes"
-    longer = (*trade, move(3, 0, 1))
+    longer = Chunk.of([*trade, move(3, 0, 1)])
     assert whole_page_chunks((longer,), capacity=1, most=10) is None
 
 
 def test_sides_are_counted_apart() -> None:
     assert most_pages([]) == 0
-    assert most_pages([(move(1, 0, 1), move(2, 0, 2)), (move(3, 1, 0),)]) == 2
+    assert most_pages([Chunk.of([move(1, 0, 1), move(2, 0, 2)]), Chunk.of([move(3, 1, 0)])]) == 2

@@ -17,7 +17,7 @@ from splash_core.layout.ownership import PageCopy
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.step import StepPlan
-from splash_core.switch.manifest import PageMove, SwitchMode
+from splash_core.switch.manifest import Chunk, PageMove, SwitchMode
 from splash_core.switch.precopy import PrecopyBatch
 from tests.support.group import arena_with
 
@@ -110,8 +110,8 @@ def _move(page: int, dst_slot: int) -> PageMove:
 
 
 def test_copies_that_were_lost_and_made_again_are_told_apart() -> None:
-    first = PrecopyBatch(chunks=((_move(1, 10), _move(2, 11), _move(3, 12)),))
-    second = PrecopyBatch(chunks=((_move(2, 13),),))
+    first = PrecopyBatch(chunks=(Chunk.of([_move(1, 10), _move(2, 11), _move(3, 12)]),))
+    second = PrecopyBatch(chunks=(Chunk.of([_move(2, 13)]),))
     plans = SwitchPlans(
         ahead=(_plan(1, precopy=first), _plan(2), _plan(3, precopy=second)), switching=_plan(4), fallback=""
     )
