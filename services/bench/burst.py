@@ -22,6 +22,7 @@ from services.bench.streams import Prompt, random_tokens
 from splash_core.config import UpSettings
 from splash_core.layout.layout import Layout
 from splash_core.leader.build import DEFAULT_LAYOUT
+from splash_core.obs.vitals import VitalThreads
 
 _LOOK_S = 0.05
 _REST_S = 2.0
@@ -124,16 +125,18 @@ class _Residents:
     def __init__(self, url: str) -> None:
         self._url = url
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="residents", daemon=True)
+        self._vitals = VitalThreads()
         self.most: dict[str, int] = {}
 
     def __enter__(self) -> "_Residents":
-        self._thread.start()
+        self._thread = self._vitals.errand("look at who is resident", self._look)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        if kind is None:
+            self._vitals.check()
 
     def _look(self) -> None:
         with httpx.Client(base_url=self._url, timeout=10.0) as client:

@@ -62,7 +62,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         """The group becomes ready; prefill groups reach it at `address`."""
         del ranks
         self._address = address
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper = self._leader.ranks.vitals.keep("watch of writers", self._sweep())
 
     def queued(self) -> tuple[WaitingSequence, ...]:
         """Requests that wait for pages."""

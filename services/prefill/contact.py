@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from splash_core.obs.lifeline import ProcessRef
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import decode_pb2, decode_pb2_grpc
 
 _log = logging.getLogger("splash.prefill.handoff")
@@ -39,11 +40,13 @@ class Contact:
         self,
         other: Other,
         decode: decode_pb2_grpc.DecodeStub,
+        vitals: VitalTasks,
         *,
         writer: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is open; `writer` is our incarnation."""
+        """Nothing is open; `writer` is our incarnation, `vitals` are of our group."""
+        self._vitals = vitals
         self._other = other
         self._decode = decode
         self._writer = writer
@@ -63,7 +66,8 @@ class Contact:
         self._open.add(handoff)
         self._newest = max(self._newest, handoff)
         if self._other.sign_within_s and (self._telling is None or self._telling.done()):
-            self._telling = asyncio.create_task(self._tell())
+            name = f"list of handoffs for {self._other.group}"
+            self._telling = self._vitals.errand(name, self._tell())
 
     def over(self, handoff: int) -> None:
         """No write of a handoff can land any more."""

@@ -4,12 +4,14 @@ Invariant: a group that is not heard of any more holds nobody back.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
 import grpc.aio
 
 from splash_core.errors import GroupFailed
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc
 
 _log = logging.getLogger("splash.prefill")
@@ -20,7 +22,9 @@ Tell = Callable[[common_pb2.LinkNotice], Awaitable[None]]
 class LinkRelay:
     """Listens to every decode group that is written to."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, vitals: VitalTasks) -> None:
+        """Nobody is listened to yet; `tell` tells our ranks, `vitals` are of our group."""
+        self._vitals = vitals
         self._tell = tell
         self._heard: dict[str, common_pb2.LinkNotice] = {}
         self._told = common_pb2.LinkNotice()
@@ -39,7 +43,9 @@ class LinkRelay:
         before = self._tasks.pop(address, None)
         if before is not None:
             before.cancel()
-        self._tasks[address] = asyncio.create_task(self._listen(address, decode))
+        self._tasks[address] = self._vitals.errand(
+            f"ear for links of {address}", self._listen(address, decode)
+        )
 
     async def close(self) -> None:
         """Listen to nobody any more."""
@@ -48,6 +54,10 @@ class LinkRelay:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _listen(self, address: str, decode: decode_pb2_grpc.DecodeStub) -> None:
+        with contextlib.suppress(GroupFailed):  # ours has ended: nobody is left to be told
+            await self._relay(address, decode)
+
+    async def _relay(self, address: str, decode: decode_pb2_grpc.DecodeStub) -> None:
         try:
             async for notice in decode.WatchLinks(decode_pb2.WatchLinksRequest()):
                 await self._hear(address, notice)
@@ -56,8 +66,6 @@ class LinkRelay:
             _log.info("links of %s are not watched: %s", address, error.details())
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self._mute.add(address)
-        except GroupFailed:
-            return
         finally:
             self._heard.pop(address, None)
         await self._pass_on()

@@ -12,6 +12,7 @@ from services.prefill.contact import Contact, Other
 from services.prefill.link_relay import LinkRelay
 from splash_core.errors import Unavailable
 from splash_core.ids import RankId
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2_grpc
 from splash_core.rpc.abi import abi_from_pb
 from splash_core.rpc.channels import open_channel
@@ -44,8 +45,9 @@ class Partner:
 class Partners:
     """All decode groups met so far."""
 
-    def __init__(self, abi: KvAbi, relay: LinkRelay, *, writer: str) -> None:
-        """Nobody is met yet; `writer` is the incarnation of this group."""
+    def __init__(self, abi: KvAbi, relay: LinkRelay, vitals: VitalTasks, *, writer: str) -> None:
+        """Nobody is met yet; `vitals` are of this group, `writer` is its incarnation."""
+        self._vitals = vitals
         self._abi = abi
         self._writer = writer
         self._contacts: list[Contact] = []
@@ -102,7 +104,7 @@ class Partners:
             leader=process_from_pb(described.leader),
             sign_within_s=described.sign_within_s,
         )
-        contact = Contact(other, decode, writer=self._writer)
+        contact = Contact(other, decode, self._vitals, writer=self._writer)
         self._contacts = [*(known for known in self._contacts if not known.idle), contact]
         return Partner(
             group=described.group,

@@ -37,8 +37,12 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     def __init__(self, blueprint: GroupBlueprint, leader: GroupLeader) -> None:
         self._blueprint = blueprint
         self._leader = leader
+        self._vitals = leader.ranks.vitals
         self._partners = Partners(
-            blueprint.abi, LinkRelay(leader.ranks.tell_links), writer=blueprint.incarnation
+            blueprint.abi,
+            LinkRelay(leader.ranks.tell_links, self._vitals),
+            self._vitals,
+            writer=blueprint.incarnation,
         )
         self._writer = decode_pb2.Writer(group=blueprint.group, incarnation=blueprint.incarnation)
         settings, arena = blueprint.settings, blueprint.arena
@@ -167,7 +171,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
 
     def _end_later(self, handoff: Handoff) -> None:
         """Free what the request holds in the decode group, once nothing of it is being written."""
-        ending = asyncio.create_task(handoff.end())
+        ending = self._vitals.errand("end of a handoff", handoff.end())
         self._endings[ending] = handoff
         ending.add_done_callback(self._endings.pop)
 

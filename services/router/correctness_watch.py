@@ -18,6 +18,7 @@ from services.router.metrics import Metrics
 from services.router.registry import Registry
 from splash_core.dispatch.placement import Pair, covering
 from splash_core.errors import SplashError
+from splash_core.obs.vitals import VitalTasks
 from splash_core.policy.correctness_notes import CanaryNotes, Due, Finding, PairMark, PairName, Verdict
 from splash_core.policy.correctness_record import DriftRecord
 from splash_core.policy.snapshot import Phase
@@ -60,10 +61,10 @@ class CorrectnessWatch:
     """After an error of its own."""
     _task: "asyncio.Task[None] | None" = None
 
-    async def start(self) -> None:
-        """Follow the groups from now on."""
+    async def start(self, vitals: VitalTasks) -> None:
+        """Follow the groups from now on; `vitals` are of the router."""
         if self.every_s > 0:
-            self._task = asyncio.create_task(self._follow())
+            self._task = vitals.keep("correctness canary", self._follow())
 
     async def stop(self) -> None:
         """Give up what is under way."""

@@ -9,6 +9,7 @@ import contextlib
 import json
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from services.router.tokenizer import Tokenizer, read_eos_ids
 from services.router.validate import ReaderSettings, RequestReader
 from services.router.worker import GrpcWorker
 from splash_core.dispatch.admission import QueueLimits
+from splash_core.obs.vitals import VitalTasks
 
 _SEED_BITS = 63
 _DRAIN_POLL_S = 0.05
@@ -56,11 +58,11 @@ class Router:
     gateway: Starlette
     admin: Starlette
 
-    async def start(self) -> None:
+    async def start(self, vitals: VitalTasks) -> None:
         """Ask the groups for their state, give them the policy, and watch their answers."""
-        await self.registry.start()
-        await self.policy.start()
-        await self.correctness.start()
+        await self.registry.start(vitals)
+        await self.policy.start(vitals)
+        await self.correctness.start(vitals)
 
     async def stop(self) -> None:
         """Leave the groups alone."""
@@ -133,33 +135,29 @@ async def serve(
         stop: drain and end.
         force: end without waiting for answers.
         on_start: called once both ports accept connections.
+
+    Raises:
+        Died: it has ended because something that it needs had; running answers were given their time.
     """
     router = build(config)
-    listeners = [
-        listen(config.host, config.port, flag="--port"),
-        listen(config.admin_host, config.admin_port, flag="--admin-port"),
-    ]
-    for listener in listeners:
-        listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
+    listeners = _listeners(config)
     servers = [_server(app) for app in (router.gateway, router.admin)]
-    await router.start()
+    vitals = VitalTasks()
+    await router.start(vitals)
     running = [
-        asyncio.create_task(server.serve(sockets=[listener]))
-        for server, listener in zip(servers, listeners, strict=True)
+        vitals.keep(name, server.serve(sockets=[listener]))
+        for name, server, listener in zip(("gateway", "admin port"), servers, listeners, strict=True)
     ]
     try:
         ports = Ports(port=listeners[0].getsockname()[1], admin_port=listeners[1].getsockname()[1])
         _announce(config, ports, on_start)
-        await _first_of(stop.wait(), *running)
+        await _first_of(stop.wait(), vitals.wait_death())
         forced = force or asyncio.Event()
-        router.dispatcher.leaving = True
-        await _first_of(asyncio.sleep(config.drain_hold_s), forced.wait())
-        # Who comes now is told so; a closed port would look like a crash while answers still run.
-        router.dispatcher.draining = True
-        await _first_of(_answered(servers), asyncio.sleep(config.drain_timeout_s), forced.wait())
-        for server in servers:
+        await _drain(config, router, servers, forced)
+        for server, task in zip(servers, running, strict=True):
+            vitals.release(task)
             server.should_exit = True
-        ended = asyncio.gather(*running)
+        ended = asyncio.gather(*running, return_exceptions=True)
         await _first_of(ended, forced.wait())
         for server in servers:
             server.force_exit = True
@@ -169,6 +167,9 @@ async def serve(
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await router.stop()
+        for listener in listeners:
+            listener.close()
+    vitals.check()
 
 
 def run(config: RouterConfig) -> int:
@@ -183,6 +184,27 @@ def run(config: RouterConfig) -> int:
 
     asyncio.run(main())
     return 0
+
+
+def _listeners(config: RouterConfig) -> list[socket.socket]:
+    listeners = [
+        listen(config.host, config.port, flag="--port"),
+        listen(config.admin_host, config.admin_port, flag="--admin-port"),
+    ]
+    for listener in listeners:
+        listener.setblocking(False)  # noqa: FBT003 (the socket's own signature)
+    return listeners
+
+
+async def _drain(
+    config: RouterConfig, router: Router, servers: Sequence[uvicorn.Server], forced: asyncio.Event
+) -> None:
+    """Turn unready, then refuse new requests, and let running answers end."""
+    router.dispatcher.leaving = True
+    await _first_of(asyncio.sleep(config.drain_hold_s), forced.wait())
+    # Who comes now is told so; a closed port would look like a crash while answers still run.
+    router.dispatcher.draining = True
+    await _first_of(_answered(servers), asyncio.sleep(config.drain_timeout_s), forced.wait())
 
 
 class _Server(uvicorn.Server):

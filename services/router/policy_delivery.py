@@ -135,6 +135,9 @@ class PolicyDelivery:
         try:
             while self._lacks(record := self._registry.record(address)) and await self._hand_over(record):
                 pass
+        except Exception as error:  # of this group alone: it is called again with the next change
+            _LOG.exception("the policy cannot be handed to %s", address)
+            self._troubles[address] = f"cannot be handed over: {type(error).__name__}: {error}"
         finally:
             del self._calls[address]
 

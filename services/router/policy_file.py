@@ -5,6 +5,7 @@ taken half; each text is taken, or refused with the reason, once.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from services.router.policy_keeper import PolicyKeeper
@@ -13,6 +14,7 @@ from splash_core.policy.config import read_policy_file
 from splash_core.policy.document import parse_document
 
 LOOK_S = 0.25
+_LOG = logging.getLogger("splash.router")
 
 
 class PolicyFile:
@@ -49,7 +51,11 @@ class PolicyFile:
         """Look until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:  # what is wrong with one text must not end all looks that come later
+                self._broken = f"{type(error).__name__}: {error}"
+                _LOG.exception("policy file %s cannot be taken", self.path)
 
     async def look(self) -> None:
         """Take what is new, if it is whole and valid."""

@@ -17,6 +17,7 @@ from services.router.policy_keeper import Edit, PolicyKeeper, offered_by
 from services.router.records import GroupRecord
 from services.router.registry import Registry
 from splash_core.layout.layout import Layout
+from splash_core.obs.vitals import VitalTasks
 from splash_core.policy.config import load_document, policy_at, read_policy_file
 from splash_core.policy.document import PolicyDocument, parse_document
 from splash_core.policy.in_force import not_offered
@@ -62,11 +63,11 @@ class PolicyService:
         self.keeper.apply(parse_document(text, source=option), source=f"file {option}")
         return PolicyFile(option, self.keeper, taken=text, on_change=self.delivery.deliver)
 
-    async def start(self) -> None:
-        """Follow the groups and the file from now on."""
-        self._tasks = [asyncio.create_task(self._follow())]
+    async def start(self, vitals: VitalTasks) -> None:
+        """Follow the groups and the file from now on; `vitals` are of the router."""
+        self._tasks = [vitals.keep("look after the policy", self._follow())]
         if self.file is not None:
-            self._tasks.append(asyncio.create_task(self.file.watch()))
+            self._tasks.append(vitals.keep(f"watch of {self.file.path}", self.file.watch()))
 
     async def stop(self) -> None:
         """Leave everything as it is."""

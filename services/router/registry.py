@@ -19,6 +19,7 @@ from splash_core.dispatch.admission import Demand, DeploymentLimits, GroupLimits
 from splash_core.dispatch.placement import Pair
 from splash_core.errors import DeadlineExceeded, NotFound, SplashError, Unavailable
 from splash_core.leader.fingerprint import same_checkpoint
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, control_pb2
 
 _LOG = logging.getLogger("splash.router")
@@ -71,9 +72,9 @@ class Registry:
         self._hurry = {address: asyncio.Event() for address in self._records}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        """Begin to ask the groups for their state."""
-        self._tasks = [asyncio.create_task(self._poll(address)) for address in self._records]
+    async def start(self, vitals: VitalTasks) -> None:
+        """Begin to ask the groups for their state; `vitals` are of the router."""
+        self._tasks = [vitals.keep(f"poll of {address}", self._poll(address)) for address in self._records]
 
     async def stop(self) -> None:
         """Stop asking and close the connections."""
@@ -192,6 +193,10 @@ class Registry:
         except SplashError as error:
             self._note_failure(address, error)
             return
+        except Exception as error:  # of this group alone: it is asked again, and given nothing meanwhile
+            _LOG.exception("an answer of %s cannot be understood", address)
+            self._note_failure(address, _not_understood(error))
+            return
         answered_at_s = self._clock()
         answer = GroupRecord(
             address=address,
@@ -265,6 +270,11 @@ def _limits(description: control_pb2.GroupDescription) -> GroupLimits:
     """Zero in a description means no bound of that kind."""
     longest = description.max_model_len or description.max_request_tokens
     return GroupLimits(max_model_len=longest, max_request_tokens=description.max_request_tokens or longest)
+
+
+def _not_understood(error: Exception) -> Unavailable:
+    cause = f"{type(error).__name__}: {error}"
+    return Unavailable(f"its answer cannot be understood ({cause}); does it run the router's version?")
 
 
 def no_worker(causes: Sequence[str]) -> Unavailable:

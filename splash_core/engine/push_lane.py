@@ -3,10 +3,9 @@
 Steps and pushes overlap: an order names the step that fills its pages, and the lane holds each layer range
 back until the step loop has computed it. The leader keeps the pages pinned until the report, so no later step
 or switch touches them. What a push costs is then its own bytes, never the length of the step that happens to
-run. Invariant: when this lane fails, the leader has heard of it, and the step loop goes no further.
+run. Invariant: when this lane fails, so does its rank.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -15,15 +14,14 @@ from types import TracebackType
 from splash_core.engine.other_switches import OtherSwitches
 from splash_core.engine.progress import StepProgress
 from splash_core.engine.pushing import Pusher
-from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
+from splash_core.obs.vitals import VitalThreads
 from splash_core.pb import rank_pb2
 from splash_core.rpc.link import PUSH_LANE, RankLink
 from splash_core.rpc.traffic import samples_to_pb
 from splash_core.transport.counters import Sample
 from splash_core.transport.link import BandwidthArbiter
 
-_log = logging.getLogger("splash.rank")
 _IDLE_POLL_S = 0.1
 _BUSY_POLL_S = 0.001
 _TELL_TRAFFIC_S = 0.2
@@ -40,6 +38,8 @@ class PushLane:
         address: str,
         rank: RankId,
         links: Sequence[BandwidthArbiter] = (),
+        *,
+        vitals: VitalThreads,
     ) -> None:
         """Nothing runs yet.
 
@@ -49,6 +49,7 @@ class PushLane:
             address: where the leader listens.
             rank: this rank.
             links: that the pushes use: they are told of other groups' switches.
+            vitals: of the rank.
         """
         self._pusher = pusher
         self._progress = progress
@@ -58,51 +59,35 @@ class PushLane:
         self._closing = threading.Event()
         self._tell_at = 0.0
         self._told: tuple[Sample, ...] = ()
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="push-lane", daemon=True)
+        self._vitals = vitals
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "PushLane":
         """Start serving."""
-        self._thread.start()
+        self._thread = self._vitals.keep("push lane", self._run)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Serve no more. Writes under way are ended by whoever closes the transport."""
+        assert self._thread is not None, "left before it was entered"
+        self._vitals.release(self._thread)
         self._closing.set()
         self._thread.join()
 
-    def check(self) -> None:
-        """Called by the step loop between frames.
-
-        Raises:
-            InvariantBroken: the lane has ended with an exception.
-        """
-        if self._failure is not None:
-            raise InvariantBroken("the push lane of this rank has failed") from self._failure
-
     def _run(self) -> None:
-        link: RankLink | None = None
+        # It asks the device how far the steps are.
+        self._pusher.memory.enter_thread()
+        # A ZeroMQ socket belongs to one thread, so this one opens its own.
+        link = RankLink(self._address, self._rank, lane=PUSH_LANE)
         try:
-            # It asks the device how far the steps are.
-            self._pusher.memory.enter_thread()
-            # A ZeroMQ socket belongs to one thread, so this one opens its own.
-            link = RankLink(self._address, self._rank, lane=PUSH_LANE)
             # A frame to an unknown identity is an error: the leader must know of this lane in time.
             link.send(rank_pb2.FromRank(pushes_open=True))
             while not self._closing.is_set():
                 self._turn(link)
-        except Exception as error:  # the main of a thread: whatever it is, the leader must hear of it
-            _log.exception("pushes of rank %d failed", self._rank)
-            # The step loop looks at it, and ends the rank: that reaches the leader without a link, too.
-            self._failure = error
-            if link is not None:
-                failure = rank_pb2.RankFailure(rank=self._rank, error=f"{type(error).__name__}: {error}")
-                link.send(rank_pb2.FromRank(failure=failure))
         finally:
-            if link is not None:
-                link.close()
+            link.close()
 
     def _turn(self, link: RankLink) -> None:
         message = link.receive(_BUSY_POLL_S if self._pusher.busy else _IDLE_POLL_S)

@@ -16,6 +16,7 @@ from splash_core.engine.progress import StepProgress
 from splash_core.errors import InvariantBroken, SplashError
 from splash_core.ids import RankId, StepId
 from splash_core.layout.slots import ArenaMap
+from splash_core.obs.vitals import VitalThreads
 from splash_core.pb import rank_pb2
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
@@ -86,6 +87,7 @@ class Pusher:
         links: RankLinks | None = None,
         *,
         take: Callable[[int], Memory] = ArenaMemory,
+        vitals: VitalThreads | None = None,
     ) -> Iterator["Pusher"]:
         """Allocate and serve a rank's arena; leaving the block waits until nothing moves any more.
 
@@ -95,9 +97,10 @@ class Pusher:
             options: of the transport.
             links: whom writes ask for their turn, and whose counts are told too; None: without limits.
             take: takes memory of a size, where the rank computes.
+            vitals: of the rank; None: nobody looks.
         """
         memory = take(arena.arena_bytes)
-        transport = open_transport(options, links, copies=memory.copies())
+        transport = open_transport(options, links, copies=memory.copies(), vitals=vitals)
         try:
             handle = transport.register(memory, abi)
             pusher = cls(transport, memory, handle, arena=arena, abi=abi)

@@ -28,10 +28,11 @@ from splash_core.ids import RankId
 from splash_core.layout.slots import ArenaMap
 from splash_core.obs import logging as logs
 from splash_core.obs.lifeline import ProcessRef, die_with_parent
+from splash_core.obs.vitals import Died, VitalThreads
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc.abi import kv_abi
 from splash_core.rpc.codec import plan_from_pb, process_to_pb, result_to_pb
-from splash_core.rpc.link import RankLink
+from splash_core.rpc.link import VITALS_LANE, RankLink
 from splash_core.rpc.rank_config import ELEM_BYTES, RankConfig
 from splash_core.scheduling.under_way import MOST_UNDER_WAY
 from splash_core.spec.model import ModelSpec
@@ -87,6 +88,7 @@ def _memory_of(config: RankConfig, rank: RankId) -> Callable[[int], Memory]:
 
 def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
     began = time.perf_counter()
+    vitals = VitalThreads(partial(tell_death, config.link, rank))
     check_reach(config.transport)
     spec = ModelSpec.from_checkpoint(Path(config.checkpoint), name=config.model_name)
     arena = ArenaMap.build(
@@ -105,11 +107,13 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
     )
     links = RankLinks.of(config.device, phase=config.link_limits, host=config.host_limits)
     with (
-        Pusher.open(arena, abi, config.transport, links, take=_memory_of(config, rank)) as pusher,
+        Pusher.open(
+            arena, abi, config.transport, links, take=_memory_of(config, rank), vitals=vitals
+        ) as pusher,
         _engine(
             config, rank, memory=pusher.memory, spec=spec, arena=arena, progress=_LoadReports(link)
         ) as engine,
-        PushLane(pusher, engine.progress, config.link, rank, (links.phase, links.host)) as lane,
+        PushLane(pusher, engine.progress, config.link, rank, (links.phase, links.host), vitals=vitals),
     ):
         address = common_pb2.RankAddress(rank=rank, transport=pusher.address, arena_bytes=arena.arena_bytes)
         ready = rank_pb2.RankReady(
@@ -121,7 +125,16 @@ def _serve(link: RankLink, config: RankConfig, rank: RankId) -> None:
         )
         link.send(rank_pb2.FromRank(ready=ready))
         _log.info("ready after %.1f s", ready.load_s)
-        run_steps(link, LinkedEngine(engine, *links.group), lane, num_ranks=config.num_ranks)
+        run_steps(link, LinkedEngine(engine, *links.group), vitals, num_ranks=config.num_ranks)
+
+
+def tell_death(address: str, rank: RankId, death: Died) -> None:
+    """Tell the leader at `address` at once, from where the work ran: the step loop may be deep in a step."""
+    link = RankLink(address, rank, lane=VITALS_LANE)
+    try:
+        link.send(rank_pb2.FromRank(failure=rank_pb2.RankFailure(rank=rank, error=str(death))))
+    finally:
+        link.close()
 
 
 class _LoadReports:
@@ -141,15 +154,19 @@ class _LoadReports:
         self._link.send(rank_pb2.FromRank(loading=loading))
 
 
-def run_steps(link: RankLink, engine: Engine, lane: PushLane, *, num_ranks: int) -> None:
-    """Execute steps until told to stop."""
+def run_steps(link: RankLink, engine: Engine, vitals: VitalThreads, *, num_ranks: int) -> None:
+    """Execute steps until told to stop.
+
+    Raises:
+        Died: what the rank needs beside this loop has ended.
+    """
     running: deque[RunningStep] = deque()
     while True:
         # With as many under way as there may be, no other message comes before one is reported.
         if running and (running[0].passed or len(running) == MOST_UNDER_WAY):
             link.send(rank_pb2.FromRank(step=result_to_pb(running.popleft().finish())))
         message = link.receive(0.0 if running else _IDLE_POLL_S)
-        lane.check()
+        vitals.check()
         if message is None:
             if running:
                 time.sleep(_LOOK_S)

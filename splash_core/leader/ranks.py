@@ -20,6 +20,7 @@ from splash_core.leader.loading import LoadingProgress
 from splash_core.leader.rank_child import RankCommand, exit_text, rank_command
 from splash_core.leader.traffic import GroupTraffic
 from splash_core.obs.logging import last_lines
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc.codec import plan_to_pb, result_from_pb
 from splash_core.rpc.link import LeaderLink
@@ -69,13 +70,14 @@ class RankPool:
         self._processes: dict[RankId, asyncio.subprocess.Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: dict[RankId, rank_pb2.RankReady] = {}
-        self._push_lanes: set[RankId] = set()
+        self._push_lanes = set[RankId]()
         self._all_ready = asyncio.Event()
         self._reports: dict[StepId, _Reports] = {}
         self._pushes = Answers[tuple[int, RankId], rank_pb2.PushResult]()
         self._fences = Answers[tuple[str, int, RankId], None]()
         self._failure: asyncio.Future[GroupFailed] = asyncio.get_running_loop().create_future()
         self._stopping = False
+        self.vitals = VitalTasks(lambda death: self.fail(f"leader: {death}"))
         self.last_progress = time.monotonic()
         self.traffic = GroupTraffic()
 
@@ -99,7 +101,7 @@ class RankPool:
         Raises:
             GroupFailed: a rank died, reported an error, or was not ready in time.
         """
-        self._tasks.append(asyncio.create_task(self._read()))
+        self.listen()
         config_path = self._folder / "ranks.json"
         self._config.write(config_path)
         for rank in range(self._config.num_ranks):
@@ -107,6 +109,10 @@ class RankPool:
         late = f"not ready within {timeout_s:g} s"
         await self._wait(self._all_ready, timeout_s, late, lambda: self._ready.keys() & self._push_lanes)
         return tuple(self._ready[RankId(rank)] for rank in range(self._config.num_ranks))
+
+    def listen(self) -> None:
+        """Hear what ranks report."""
+        self._tasks.append(self.vitals.keep("reader of what ranks report", self._read()))
 
     async def _spawn(self, rank: RankId, config_path: Path, parent_pid: int) -> None:
         command = [*self._command(rank, config_path), "--parent", str(parent_pid)]
@@ -119,7 +125,7 @@ class RankPool:
                 env=child_environment(num_threads=self._config.threads),
             )
         self._processes[rank] = process
-        self._tasks.append(asyncio.create_task(self._watch(rank, process)))
+        self._tasks.append(self.vitals.errand(f"watch of rank {rank}", self._watch(rank, process)))
 
     async def begin(self, plan: StepPlan) -> None:
         """Send one step to all ranks, which begin with it when the one before has ended."""
@@ -143,7 +149,7 @@ class RankPool:
 
     async def push(self, orders: Mapping[RankId, rank_pb2.PushPages]) -> list[rank_pb2.PushResult]:
         """Have ranks write pages into another group's memory; returns every rank's report, however late."""
-        waits: list[asyncio.Future[rank_pb2.PushResult]] = []
+        waits = list[asyncio.Future[rank_pb2.PushResult]]()
         for rank, order in orders.items():
             waits.append(self._pushes.expect((order.push, rank)))
             await self._send(rank, rank_pb2.ToRank(push=order))
@@ -245,19 +251,13 @@ class RankPool:
         if code > 0:
             # A rank that exits by itself has sent its reason, or has left it in its log.
             await asyncio.sleep(2 * _SETTLE_S)
-        detail = ""
-        if code >= 0:
-            lines = last_lines(self._folder / f"rank-{rank}.err", 3)
-            detail = f": {' | '.join(lines)}" if lines else ""
+        lines = last_lines(self._folder / f"rank-{rank}.err", 3) if code >= 0 else ()
+        detail = f": {' | '.join(lines)}" if lines else ""
         self.fail(f"rank {rank} (pid {process.pid}) {exit_text(code)}{detail}")
 
     async def _read(self) -> None:
-        try:
-            while True:
-                self._take(*await self._link.receive())
-        except Exception as error:  # the only reader: without it every wait would be one for nothing
-            _log.exception("messages of ranks cannot be read")
-            self.fail(f"its leader cannot read what ranks report: {type(error).__name__}: {error}")
+        while True:
+            self._take(*await self._link.receive())
 
     def _take(self, rank: RankId, message: rank_pb2.FromRank) -> None:
         kind = message.WhichOneof("message")
@@ -279,7 +279,7 @@ class RankPool:
         elif kind == "fenced":
             self._fences.give((message.fenced.writer, message.fenced.term, rank), None)
         elif kind == "failure":
-            self._tasks.append(asyncio.create_task(self._settle(rank, message.failure.error)))
+            self._tasks.append(self.vitals.errand("end", self._settle(rank, message.failure.error)))
 
     def _note_result(self, rank: RankId, result: StepResult) -> None:
         reports = self._reports.get(result.step)

@@ -16,6 +16,8 @@ from splash_core.pb import rank_pb2
 
 PUSH_LANE = "/push"
 """What the identity of a rank's second connection ends with."""
+VITALS_LANE = "/vitals"
+"""And that of a third one, which is opened to tell that background work of the rank has died."""
 _TO_PUSH_LANE = frozenset(("push", "cancel_push", "link", "fence"))
 
 
@@ -47,7 +49,7 @@ class LeaderLink:
     async def receive(self) -> tuple[RankId, rank_pb2.FromRank]:
         """The next frame from any rank."""
         identity, frame = await self._socket.recv_multipart()
-        return RankId(int(identity.decode().removesuffix(PUSH_LANE))), rank_pb2.FromRank.FromString(frame)
+        return RankId(int(identity.decode().partition("/")[0])), rank_pb2.FromRank.FromString(frame)
 
     def close(self) -> None:
         """Drop the connection and everything queued."""

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 from splash_core.errors import ConfigError
+from splash_core.obs.vitals import VitalThreads
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.base import Transport
 from splash_core.transport.link import RankLinks
@@ -16,7 +17,11 @@ from splash_core.transport.shm import ShmTransport
 
 
 def open_transport(
-    options: TransportOptions, links: RankLinks | None = None, *, copies: Copies | None = None
+    options: TransportOptions,
+    links: RankLinks | None = None,
+    *,
+    copies: Copies | None = None,
+    vitals: VitalThreads | None = None,
 ) -> Transport:
     """A transport of its own for one rank.
 
@@ -24,12 +29,13 @@ def open_transport(
         options: of the rank's group.
         links: whom writes ask for their turn; None: some without a limit.
         copies: of the rank's memory; None: of host memory.
+        vitals: of the rank; None: nobody looks.
 
     Raises:
         ConfigError: there is no such transport, or its library is missing; says how to install it.
     """
     if options.name == SHM:
-        return ShmTransport(None if links is None else links.phase, copies=copies)
+        return ShmTransport(None if links is None else links.phase, copies=copies, vitals=vitals)
     if options.name != MOONCAKE:
         raise ConfigError(f"--transport {options.name!r} is not one of {SHM}, {MOONCAKE}")
     # Imported here: shared memory must work where Mooncake's libraries are not installed.
@@ -37,7 +43,7 @@ def open_transport(
     from splash_core.transport.mooncake_library import load_library
 
     load_library()
-    return MooncakeTransport(options, links)
+    return MooncakeTransport(options, links, vitals=vitals)
 
 
 def reach_peer(options: TransportOptions, address: str, abi: KvAbi, *, devices: str = "") -> None:

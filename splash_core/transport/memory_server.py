@@ -7,12 +7,12 @@ pid from the kernel: what an owner says of itself may mean another process here.
 import json
 import os
 import socket
-import threading
 import time
 from dataclasses import asdict, dataclass
 
 from splash_core.dist.fd_passing import Handed, fetch_fd, fresh_address, listen, same_user, send_fd
 from splash_core.errors import Conflict, SplashError, Unavailable
+from splash_core.obs.vitals import VitalThreads
 from splash_core.transport.abi import KvAbi, abi_diff
 from splash_core.transport.memory import Memory, Offer
 
@@ -24,7 +24,8 @@ _RETRY_S = 0.01
 class MemoryServer:
     """Hands out `memory` until closed, from a thread of its own."""
 
-    def __init__(self, memory: Memory, abi: KvAbi) -> None:
+    def __init__(self, memory: Memory, abi: KvAbi, vitals: VitalThreads | None = None) -> None:
+        """Serves from now on; `vitals` are of the rank, which ends when serving has failed."""
         socket_address = fresh_address()
         self.address = SCHEME + socket_address
         offer = memory.offer()
@@ -34,13 +35,14 @@ class MemoryServer:
         self._note = json.dumps(note).encode()
         self._closing = False
         self._socket = listen(socket_address)
-        self._thread = threading.Thread(target=self._serve, name="memory-server", daemon=True)
-        self._thread.start()
+        self._vitals = vitals or VitalThreads()
+        self._thread = self._vitals.keep("memory server", self._serve)
 
     def close(self) -> None:
         """Serve nobody any more. Mappings that exist stay."""
         if self._closing:
             return
+        self._vitals.release(self._thread)
         self._closing = True
         # Wakes the thread out of accept.
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -57,9 +59,9 @@ class MemoryServer:
                 time.sleep(_RETRY_S)
                 continue
             with connection:
-                if not same_user(connection):
-                    continue
                 try:
+                    if not same_user(connection):
+                        continue
                     send_fd(connection, self._fd, self._note)
                 except OSError:
                     # The client has gone; it is the one who learns of it.

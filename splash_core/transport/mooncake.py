@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from splash_core.errors import InvariantBroken, Unavailable
+from splash_core.obs.vitals import VitalThreads
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.base import Descriptor, MemoryHandle, Op, Peer, TrafficClass, Transport
 from splash_core.transport.bounds import check_bounds
@@ -42,8 +43,21 @@ class _Silence:
 class MooncakeTransport(Transport):
     """The `Transport` of ranks that share no memory."""
 
-    def __init__(self, options: TransportOptions, links: RankLinks | None = None) -> None:
-        """Writes ask `links` for their turn; None: some of its own, without limits."""
+    def __init__(
+        self,
+        options: TransportOptions,
+        links: RankLinks | None = None,
+        *,
+        vitals: VitalThreads | None = None,
+    ) -> None:
+        """Nothing is served or written yet.
+
+        Args:
+            options: of the rank's group.
+            links: whom writes ask for their turn; None: some of its own, without limits.
+            vitals: of the rank, which ends when serving or writing has failed; None: nobody looks.
+        """
+        self._vitals = vitals or VitalThreads()
         self._options = options
         self._links = links or RankLinks.unlimited()
         self._memory: Memory | None = None
@@ -63,7 +77,7 @@ class MooncakeTransport(Transport):
         # Writes into pages that the kernel has yet to find run at a tenth of the rate.
         memory.touch()
         self._memory = memory
-        self._server = MooncakeServer(memory, abi, self._options)
+        self._server = MooncakeServer(memory, abi, self._options, self._vitals)
         return MemoryHandle(address=str(self._server.address), num_bytes=memory.num_bytes)
 
     @override
@@ -84,6 +98,7 @@ class MooncakeTransport(Transport):
             start_wire=self._start_wire,
             patience_s=_PATIENCE * self._options.stall_timeout_s,
             arbiter=self._links.host if stays else self._links.phase,
+            vitals=self._vitals,
         )
         self._keep(address, session)
         return session.peer

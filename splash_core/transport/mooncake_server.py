@@ -14,8 +14,10 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from splash_core.errors import ConfigError, SplashError, Unavailable
+from splash_core.obs.vitals import VitalThreads
 from splash_core.transport.abi import KvAbi, abi_diff
 from splash_core.transport.memory import Memory
 from splash_core.transport.mooncake_engine import Engine
@@ -43,7 +45,10 @@ class _Inlet:
 class MooncakeServer:
     """Hands out receiving engines for `memory` until closed."""
 
-    def __init__(self, memory: Memory, abi: KvAbi, options: TransportOptions) -> None:
+    def __init__(
+        self, memory: Memory, abi: KvAbi, options: TransportOptions, vitals: VitalThreads | None = None
+    ) -> None:
+        """Serves from now on; `vitals` are of the rank, which ends when serving has failed."""
         self._memory = memory
         self._abi = abi
         self._options = options
@@ -56,11 +61,12 @@ class MooncakeServer:
         self._socket = _listen(options)
         port = int(self._socket.getsockname()[1])
         self.address = Address(options.host, port, secrets.token_hex(16))
-        self._thread = threading.Thread(target=self._accept, name="mooncake-server", daemon=True)
-        self._thread.start()
+        self._vitals = vitals or VitalThreads()
+        self._thread = self._vitals.keep("mooncake server", self._accept)
 
     def close(self) -> None:
         """End all receiving engines, then listen no more: a refused connection proves that they are gone."""
+        self._vitals.release(self._thread)
         with self._lock:
             self._closing = True
             inlets, connections = list(self._inlets.values()), list(self._connections)
@@ -93,9 +99,7 @@ class MooncakeServer:
                 # Closed, or out of descriptors for a moment.
                 time.sleep(_RETRY_S)
                 continue
-            threading.Thread(
-                target=self._serve, args=(connection,), name="mooncake-writer", daemon=True
-            ).start()
+            self._vitals.errand("receiving end of a mooncake writer", partial(self._serve, connection))
 
     def _serve(self, connection: socket.socket) -> None:
         """One writer's connection; its end is the end of what it opened."""
@@ -112,6 +116,8 @@ class MooncakeServer:
                     timeout_s = None
             except (OSError, NotUnderstood) as error:
                 _log.info("a writer's connection ended: %s", error)
+            except Exception:  # of this writer alone, unless what it opened cannot be ended
+                _log.exception("a writer's connection broke")
             finally:
                 for session in opened:
                     self._end(session)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from splash_core.errors import SplashError
+from splash_core.obs.vitals import VitalThreads
 from splash_core.transport.base import Descriptor, Peer
 from splash_core.transport.classes import TrafficClass
 from splash_core.transport.link import BandwidthArbiter
@@ -38,6 +39,7 @@ class Session:
         start_wire: Callable[[PeerLink], Wire],
         patience_s: float,
         arbiter: BandwidthArbiter,
+        vitals: VitalThreads | None = None,
     ) -> None:
         """Nothing is sent yet.
 
@@ -47,6 +49,7 @@ class Session:
             patience_s: the longest wait for any news of what is in flight; the library's own timeouts should
                 be shorter.
             arbiter: of the link that its writes use.
+            vitals: of the rank, which ends when this session cannot even give up; None: nobody looks.
         """
         self.peer = Peer(address=str(link.address), num_bytes=link.welcome.num_bytes)
         self._link = link
@@ -61,8 +64,7 @@ class Session:
         self._ops: list[MooncakeOp] = []
         self._trouble = ""
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="mooncake-session", daemon=True)
-        self._thread.start()
+        self._thread = (vitals or VitalThreads()).errand(f"session with {self.peer.address}", self._work)
 
     @property
     def usable(self) -> bool:

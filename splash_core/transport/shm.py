@@ -7,7 +7,6 @@ Invariant: every byte lands inside both memories' bounds, and after an operation
 bytes is touched.
 """
 
-import logging
 import os
 import threading
 import time
@@ -19,6 +18,7 @@ from typing_extensions import override
 
 from splash_core.dist.process_watch import ProcessWatch
 from splash_core.errors import InvariantBroken, Unavailable
+from splash_core.obs.vitals import VitalThreads
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.base import (
     Descriptor,
@@ -45,8 +45,6 @@ _LEAST_LOOK_S, _LOOKS_AN_AGE = 1e-4, 8
 _HUNG_S = 30.0
 """A chunk that takes so long will not land: its device stands still."""
 
-_log = logging.getLogger("splash.transport")
-
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
@@ -62,7 +60,12 @@ class ShmTransport(Transport):
     """The `Transport` of ranks on one host."""
 
     def __init__(
-        self, link: BandwidthArbiter | None = None, *, copies: Copies | None = None, hung_s: float = _HUNG_S
+        self,
+        link: BandwidthArbiter | None = None,
+        *,
+        copies: Copies | None = None,
+        hung_s: float = _HUNG_S,
+        vitals: VitalThreads | None = None,
     ) -> None:
         """Nothing is served or written yet.
 
@@ -70,8 +73,10 @@ class ShmTransport(Transport):
             link: whom writes ask for their turn; None: one of its own, without a limit.
             copies: of the memory that will be registered; None: of host memory.
             hung_s: seconds after which a chunk under way is given up, and with it this transport.
+            vitals: of the rank, which ends when copying or serving has failed; None: nobody looks.
         """
         self._hung_s = hung_s
+        self._vitals = vitals or VitalThreads()
         self._link = link or BandwidthArbiter()
         self._copies = copies or HostCopies()
         self._changed = threading.Condition()
@@ -85,15 +90,14 @@ class ShmTransport(Transport):
         self._owners_at = 0.0
         self._closing = False
         self._failed = False
-        self._worker = threading.Thread(target=self._work, name="shm-transport", daemon=True)
-        self._worker.start()
+        self._worker = self._vitals.keep("copy worker of the shm transport", self._work)
 
     @override
     def register(self, memory: Memory, abi: KvAbi) -> MemoryHandle:
         if self._server is not None:
             raise InvariantBroken(f"this transport serves {self._server.address} already")
         self._memory = memory
-        self._server = MemoryServer(memory, abi)
+        self._server = MemoryServer(memory, abi, self._vitals)
         return MemoryHandle(address=self._server.address, num_bytes=memory.num_bytes)
 
     @override
@@ -162,6 +166,7 @@ class ShmTransport(Transport):
 
     @override
     def close(self, *, drain: bool) -> None:
+        self._vitals.release(self._worker)
         with self._changed:
             self._closing = True
             if not drain:
@@ -183,11 +188,11 @@ class ShmTransport(Transport):
             while self._turn():
                 pass
         except Exception as error:  # of a device: nothing that it was asked for can be relied on any more
-            _log.exception("copying into other groups' memory has failed")
             with self._changed:
                 self._closing = self._failed = True
                 for op in self._ops:
                     op.lose(f"copying has failed, so this rank has to end: {type(error).__name__}: {error}")
+            raise
 
     def _turn(self) -> bool:
         """Start a chunk of an operation whose turn it is, or wait; False when nothing is left to do."""

@@ -18,6 +18,7 @@ from services.router.registry import Registry
 from services.router.tokenizer import Tokenizer
 from services.router.worker import GrpcWorker
 from splash_core.dispatch.admission import QueueLimits
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import control_pb2, decode_pb2
 from splash_core.spec.request import SamplingParams
 from tests.support.fake_groups import await_ready, fake_router, running, start_group
@@ -80,8 +81,8 @@ async def _watched(
         metrics=Metrics(),
         sources=Sources(monotonic=loop.time, wall=loop.time, new_id=lambda: "e2e"),
     )
-    await registry.start()
-    await watch.start()
+    await registry.start(VitalTasks())
+    await watch.start(VitalTasks())
     try:
         yield watch, dispatcher, registry
     finally:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from services.prefill.contact import Contact, Other
 from splash_core.obs.lifeline import ProcessRef, host_identity
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import decode_pb2_grpc
 
 ELSEWHERE = ProcessRef(host="another host", pid=1, start_ticks=1)
@@ -23,4 +24,4 @@ def contact(
     """A contact with a decode group of incarnation `i`, of a prefill group of incarnation `w`."""
     other = Other(group="decode-0", incarnation="i", leader=leader, sign_within_s=sign_within_s)
     timing: dict[str, Any] = {} if clock is None else {"clock": clock}
-    return Contact(other, cast("decode_pb2_grpc.DecodeStub", decode), writer="w", **timing)
+    return Contact(other, cast("decode_pb2_grpc.DecodeStub", decode), VitalTasks(), writer="w", **timing)

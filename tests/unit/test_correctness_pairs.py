@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from splash_core.errors import Unavailable
+from splash_core.obs.vitals import VitalTasks
 from tests.support.canary_world import EVERY_S, RIGHT, WRONG, World
 
 
@@ -95,8 +96,8 @@ def test_an_error_outside_of_a_check_is_no_busy_loop_either() -> None:
     async def scenario() -> None:
         world = World()
         world.book_error = ValueError("a bug")
-        await world.registry.start()
-        await world.watch.start()
+        await world.registry.start(VitalTasks())
+        await world.watch.start(VitalTasks())
         try:
             for _ in range(20):
                 await world.registry.wait_for_change()

@@ -11,6 +11,7 @@ import pytest
 from services.decode.servicer import DecodeService
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, decode_pb2
 from splash_core.scheduling.leases import Grant
 from splash_core.scheduling.roles import Role
@@ -28,6 +29,7 @@ class Ranks:
     def __init__(self) -> None:
         self.fenced: list[tuple[str, int]] = []
         self.answered = asyncio.Event()
+        self.vitals = VitalTasks()
 
     async def fence(self, writer: str, *, term: int) -> None:
         self.fenced.append((writer, term))

@@ -22,6 +22,7 @@ from splash_core.errors import (
     SplashError,
     Unavailable,
 )
+from splash_core.obs.vitals import VitalTasks
 from splash_core.spec.request import SamplingParams
 from tests.support.stub_worker import StubWorker
 
@@ -194,7 +195,7 @@ def test_scoring_needs_no_decode_group() -> None:
         world.decodes[0].projected, world.decodes[0].running = 1000, 1
         world.decodes[1].state_name = "failed"
         await world.refresh()
-        await world.registry.start()
+        await world.registry.start(VitalTasks())
         waiting = asyncio.create_task(world.collect())
         await asyncio.sleep(0.02)
         assert (await world.collect(SCORING))[-1] == Finished(reason="length")
@@ -291,7 +292,7 @@ def test_waits_for_room_and_is_served_in_order() -> None:
         for worker in world.decodes:
             worker.projected, worker.running = 999, 1
         await world.refresh()
-        await world.registry.start()
+        await world.registry.start(VitalTasks())
         order: list[str] = []
 
         async def request(name: str) -> None:

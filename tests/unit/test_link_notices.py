@@ -11,6 +11,7 @@ from splash_core.engine.other_switches import OtherSwitches
 from splash_core.ids import Epoch, StepId
 from splash_core.layout.layout import Layout
 from splash_core.leader.link_notices import LinkNotices
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc
 from splash_core.scheduling.step import StepPlan
 from splash_core.switch.manifest import Primitive, SwitchManifest
@@ -84,7 +85,7 @@ def test_ranks_hear_of_all_groups_as_one_and_that_a_group_has_gone() -> None:
         async def expect(pair: Heard) -> None:
             assert await asyncio.wait_for(heard.get(), WITHIN_S) == pair
 
-        relay = LinkRelay(tell)
+        relay = LinkRelay(tell, VitalTasks())
         groups = [Decode(), Decode()]
         servers = [grpc.aio.server() for _ in groups]
         channels: list[grpc.aio.Channel] = []

@@ -15,6 +15,7 @@ from splash_core.layout.ownership import PageCopy
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.streams import Stream
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
 from splash_core.rpc.codec import sampling_to_pb
 from splash_core.scheduling.events import PrefilledEvent
@@ -56,7 +57,11 @@ class Leader:
         self.pushed = asyncio.Event()
         self.quiet = asyncio.Event()
         self.ranks = SimpleNamespace(
-            failure=None, push=self._push, cancel_push=self._cancel_push, tell_links=self._tell_links
+            failure=None,
+            push=self._push,
+            cancel_push=self._cancel_push,
+            tell_links=self._tell_links,
+            vitals=VitalTasks(),
         )
 
     def check_open(self) -> None:

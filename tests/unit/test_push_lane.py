@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from splash_core.dist.fd_passing import fresh_address, listen
 from splash_core.engine.progress import Fence, StepProgress
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
-from splash_core.engine.rank_process import run_steps
+from splash_core.engine.rank_process import run_steps, tell_death
 from splash_core.engine.running import EndedStep
 from splash_core.errors import InvariantBroken, Unavailable
 from splash_core.ids import Epoch, RankId, StepId
 from splash_core.layout.layout import Layout
+from splash_core.obs.vitals import Died, VitalThreads
 from splash_core.pb import common_pb2, rank_pb2
 from splash_core.rpc.codec import plan_to_pb
 from splash_core.rpc.link import LeaderLink, RankLink
@@ -25,11 +27,12 @@ from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.counters import Count, Sample
-from splash_core.transport.device_memory import DeviceMemory
+from splash_core.transport.device_memory import DeviceMemory, DriverError
 from splash_core.transport.memory import Memory
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_words import Address, at_term
 from splash_core.transport.options import MOONCAKE, TransportOptions
+from splash_core.transport.shm import ShmTransport
 from tests.support.fake_device import FakeDriver
 from tests.support.manifest_simulator import toy_arena
 from tests.support.transports import eventually
@@ -74,6 +77,7 @@ class Scene:
     pusher: Pusher
     peer: Pusher
     ended: list[BaseException | None]
+    vitals: VitalThreads
     traffic: tuple[Sample, ...] = ()
     """The newest counts."""
 
@@ -110,9 +114,9 @@ class Scene:
 def _rank(scene: Scene) -> None:
     link = RankLink(scene.leader.address, RANK)
     try:
-        with PushLane(scene.pusher, scene.engine.progress, scene.leader.address, RANK) as lane:
+        with PushLane(scene.pusher, scene.engine.progress, scene.leader.address, RANK, vitals=scene.vitals):
             link.send(rank_pb2.FromRank(ready=rank_pb2.RankReady(rank=RANK)))
-            run_steps(link, scene.engine, lane, num_ranks=1)
+            run_steps(link, scene.engine, scene.vitals, num_ranks=1)
         scene.ended.append(None)
     except InvariantBroken as error:
         scene.ended.append(error)
@@ -128,11 +132,13 @@ def _play(
     """Run a rank beside the scenario; returns what the rank ended with."""
 
     async def main() -> BaseException | None:
+        leader = LeaderLink("tcp://127.0.0.1:*")
+        vitals = VitalThreads(partial(tell_death, leader.address, RANK))
         with (
-            Pusher.open(ARENA, ABI, options, take=take) as pusher,
+            Pusher.open(ARENA, ABI, options, take=take, vitals=vitals) as pusher,
             Pusher.open(ARENA, ABI, SHM, take=take) as peer,
         ):
-            scene = Scene(LeaderLink("tcp://127.0.0.1:*"), SlowEngine(), pusher, peer, [])
+            scene = Scene(leader, SlowEngine(), pusher, peer, [], vitals)
             thread = threading.Thread(target=_rank, args=(scene,))
             thread.start()
             kinds = {
@@ -229,6 +235,21 @@ def test_a_push_lane_that_breaks_is_told_to_the_leader_and_ends_the_rank() -> No
         assert "ValueError" in (await scene.expect("failure")).failure.error
 
     assert isinstance(_play(scenario), InvariantBroken)
+
+
+def test_a_copy_worker_that_dies_while_nothing_is_copied_is_told_to_the_leader_and_ends_the_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def die(self: object) -> None:
+        raise DriverError("the device has gone")
+
+    async def scenario(scene: Scene) -> None:
+        monkeypatch.setattr(ShmTransport, "_turn", die)
+        told = (await scene.expect("failure")).failure.error
+        assert told.startswith("its copy worker of the shm transport has ended")
+        assert told.endswith("DriverError: the device has gone")
+
+    assert isinstance(_play(scenario), Died)
 
 
 def _layer(scene: Scene, slot: int, layer: int) -> set[int]:
@@ -353,8 +374,8 @@ def _plan(step: int) -> StepPlan:
 
 def test_a_push_lane_that_cannot_connect_is_seen_by_the_step_loop() -> None:
     with Pusher.open(ARENA, ABI, SHM) as pusher:
-        lane = PushLane(pusher, StepProgress(ARENA.num_layers), "no address", RANK)
-        with lane:
+        vitals = VitalThreads()
+        with PushLane(pusher, StepProgress(ARENA.num_layers), "no address", RANK, vitals=vitals):
             pass
-        with pytest.raises(InvariantBroken, match="the push lane of this rank has failed"):
-            lane.check()
+        with pytest.raises(Died, match=r"its push lane has ended.*ZMQError"):
+            vitals.check()

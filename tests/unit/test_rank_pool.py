@@ -43,7 +43,7 @@ def _play(tmp_path: Path, scenario: Callable[[RankPool, Link], Coroutine[Any, An
         pool = RankPool(
             config, cast("LeaderLink", link), folder=tmp_path, on_loading=lambda done, total: None
         )
-        pool._tasks.append(asyncio.create_task(pool._read()))
+        pool.listen()
         await scenario(pool, link)
         await pool.stop()
 

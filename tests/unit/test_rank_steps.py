@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import cast
 
 from splash_core.engine.progress import StepProgress
-from splash_core.engine.push_lane import PushLane
 from splash_core.engine.rank_process import run_steps
 from splash_core.engine.running import RunningStep
 from splash_core.ids import Epoch, RankId, StepId
 from splash_core.layout.layout import Layout
+from splash_core.obs.vitals import VitalThreads
 from splash_core.pb import rank_pb2
 from splash_core.rpc.codec import plan_to_pb
 from splash_core.rpc.link import RankLink
@@ -68,14 +68,8 @@ class Wire:
         self._device.log.append(f"report {message.step.step}")
 
 
-class Lane:
-    def check(self) -> None:
-        """Nothing is pushed."""
-
-
 def play(script: list[int | Callable[[], None] | None], device: Device) -> list[str]:
-    wire, lane = cast("RankLink", Wire(device, script)), cast("PushLane", Lane())
-    run_steps(wire, device, lane, num_ranks=1)
+    run_steps(cast("RankLink", Wire(device, script)), device, VitalThreads(), num_ranks=1)
     return device.log
 
 

@@ -11,6 +11,7 @@ from services.prefill.link_relay import LinkRelay
 from services.prefill.partners import Partners
 from services.router.worker import GrpcWorker
 from splash_core.errors import Unavailable
+from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc
 from splash_core.rpc.abi import abi_to_pb
 from splash_core.rpc.channels import CHANNEL_OPTIONS, open_channel
@@ -55,7 +56,8 @@ def test_router_and_prefill_bound_the_pause_between_tries_to_connect(monkeypatch
 
     async def main() -> None:
         worker = GrpcWorker("127.0.0.1:1")
-        partners = Partners(ABI, LinkRelay(_tell_nobody), writer="w")
+        vitals = VitalTasks()
+        partners = Partners(ABI, LinkRelay(_tell_nobody, vitals), vitals, writer="w")
         with pytest.raises(Unavailable):
             await partners.meet(common_pb2.Lease(decode_address="127.0.0.1:1", incarnation="i"))
         await partners.close()
@@ -74,7 +76,8 @@ def test_requests_that_meet_a_decode_group_at_once_share_one_contact() -> None:
         control_pb2_grpc.add_ControlServicer_to_server(group, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        partners = Partners(ABI, LinkRelay(_tell_nobody), writer="w")
+        vitals = VitalTasks()
+        partners = Partners(ABI, LinkRelay(_tell_nobody, vitals), vitals, writer="w")
         lease = common_pb2.Lease(decode_address=f"127.0.0.1:{port}", incarnation="i")
         met = [asyncio.create_task(partners.meet(lease)) for _ in range(5)]
         gone = met.pop()
