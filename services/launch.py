@@ -29,7 +29,7 @@ from splash_core.config import (
 from splash_core.cost.measured_on import warning
 from splash_core.errors import ConfigError, GroupFailed, Infeasible, SplashError, Unavailable
 from splash_core.leader.build import draw_blueprint, resolve_model
-from splash_core.leader.gpus import stack_gpus
+from splash_core.leader.gpus import check_gpus, stack_gpus
 from splash_core.leader.reaching import transport_options
 from splash_core.policy.snapshot import Phase
 from splash_core.settings_base import as_flags, shared_fields
@@ -153,6 +153,7 @@ class Stack:
         check_reach(transport_options(groups[PREFILL]))
         for name, phase in ((PREFILL, Phase.PREFILL), (DECODE, Phase.DECODE)):
             try:
+                check_gpus(groups[name])
                 blueprint = draw_blueprint(groups[name], phase)
             except SplashError as error:
                 raise _named_by(phase, error) from error

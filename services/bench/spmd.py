@@ -93,7 +93,10 @@ def resolved(settings: BenchSettings) -> BenchSettings:
         raise ConfigError(f"ranks must be at least 1, got {settings.ranks}")
     needed = 1 if settings.backend == ALONE else settings.ranks
     if device == "cuda" and needed > gpus:
-        raise ConfigError(f"{settings.ranks} ranks need {needed} GPUs; this machine shows {gpus}")
+        raise ConfigError(
+            f"--ranks {settings.ranks} need {needed} GPUs, and torch sees {gpus} here; set fewer --ranks, "
+            "check nvidia-smi and that torch is a CUDA build, or use --device cpu"
+        )
     if settings.backend == ALONE and not isinstance(settings, (CapacitySettings, SweepSettings)):
         raise ConfigError(
             "--backend alone leaves links out, and this benchmark measures them; it is for capacity and sweep"

@@ -81,23 +81,23 @@ def _is_free(host: str, port: int) -> bool:
 
 def mooncake(settings: UpSettings) -> Iterator[Finding]:
     """Is the library there, in one flavour that fits, with the system's libraries that it needs."""
-    wanted = settings.transport == MOONCAKE
-    missing = failed if wanted else warned
+    if settings.transport != MOONCAKE:
+        return
     for name in _LIBRARIES:
         try:
             ctypes.CDLL(name)
         except OSError:
-            yield missing(name, "not found; --transport mooncake needs it", SYSTEM_PACKAGES)
+            yield failed(name, "not found; --transport mooncake needs it", SYSTEM_PACKAGES)
         else:
             yield passed(name, "found")
     flavours = installed_flavours()
     if not flavours:
-        yield missing("mooncake", "not installed; --transport mooncake needs it", INSTALL)
+        yield failed("mooncake", "not installed; --transport mooncake needs it", INSTALL)
         return
     try:
         load_library()
     except SplashError as error:
-        yield missing("mooncake", str(error), f"pip install {next(iter(flavours))}=={VERSION}")
+        yield failed("mooncake", str(error), f"pip install {next(iter(flavours))}=={VERSION}")
         return
     name, version = next(iter(flavours.items()))
     yield passed("mooncake", f"{name} {version}")

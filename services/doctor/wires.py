@@ -1,6 +1,5 @@
 """Does a transport carry bytes: one megabyte from this host to itself."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -15,7 +14,8 @@ from splash_core.transport.base import Descriptor, OpState, OpStatus, TrafficCla
 from splash_core.transport.factory import open_transport
 from splash_core.transport.kinds import HOST
 from splash_core.transport.memory import Memory
-from splash_core.transport.options import SHM, TransportOptions
+from splash_core.transport.options import TransportOptions
+from splash_core.transport.reach import check_reach
 from splash_core.units import MIB
 
 NOTHING = KvAbi(
@@ -32,22 +32,23 @@ def options_of(settings: UpSettings) -> TransportOptions:
 
 
 def self_tests(settings: UpSettings) -> Iterator[Finding]:
-    """Shared memory always, and the transport of the settings."""
-    # Of host memory; `gpus` looks at that of GPUs.
-    options = dataclasses.replace(options_of(settings), memory=HOST.name)
-    for each in dict.fromkeys((dataclasses.replace(options, name=SHM), options)):
-        name = f"{each.name} self-test"
-        try:
-            status, same = _round_trip(each)
-        except SplashError as error:
-            yield from_error(name, error)
-            continue
-        if status.state is not OpState.DONE:
-            yield failed(name, f"1 MiB to ourselves: {status.error or status.state}", _ADVICE)
-        elif not same:
-            yield failed(name, "1 MiB to ourselves arrived changed", "check the host's memory and network")
-        else:
-            yield passed(name, f"1 MiB to ourselves over {each.speaks}")
+    """The transport of the settings, where arenas lie in host memory; `gpus` looks at that of GPUs."""
+    options = options_of(settings)
+    name = f"{options.name} self-test"
+    try:
+        check_reach(options)
+        if options.memory != HOST.name:
+            return
+        status, same = _round_trip(options)
+    except SplashError as error:
+        yield from_error(name, error)
+        return
+    if status.state is not OpState.DONE:
+        yield failed(name, f"1 MiB to ourselves: {status.error or status.state}", _ADVICE)
+    elif not same:
+        yield failed(name, "1 MiB to ourselves arrived changed", "check the host's memory and network")
+    else:
+        yield passed(name, f"1 MiB to ourselves over {options.speaks}")
 
 
 _ADVICE = "check that --host, --transport-host and --transport-ports are reachable from this host itself"

@@ -5,6 +5,7 @@ import asyncio
 from services.prefill.servicer import PrefillService
 from splash_core.config import GroupSettings
 from splash_core.leader.build import draw_blueprint
+from splash_core.leader.gpus import check_gpus
 from splash_core.leader.reaching import transport_options
 from splash_core.leader.service import GroupProcess
 from splash_core.policy.snapshot import Phase
@@ -13,6 +14,7 @@ from splash_core.transport.reach import check_reach
 
 def serve(settings: GroupSettings) -> int:
     """Run the group until it is told to stop or fails; returns the exit code."""
+    check_gpus(settings)
     check_reach(transport_options(settings))
     process = GroupProcess(draw_blueprint(settings, Phase.PREFILL), PrefillService)
     return asyncio.run(process.run())

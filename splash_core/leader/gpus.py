@@ -1,11 +1,15 @@
 """Which GPUs of a host a group's ranks have, from settings.
 
-Invariant: each rank of a group has another one. Whether the host has them is for the ranks to see: leaders
-and `splash up` load no library that could tell.
+Invariant: each rank of a group has another one, and nothing is started for GPUs that the host has not.
 """
+
+import importlib.metadata
+from collections.abc import Callable
 
 from splash_core.config import GroupSettings, UpSettings
 from splash_core.errors import ConfigError, Infeasible
+from splash_core.transport.device_count import num_devices
+from splash_core.transport.kinds import DeviceKind, device_kind
 
 
 def group_gpus(settings: GroupSettings) -> tuple[int, ...]:
@@ -47,6 +51,38 @@ def stack_gpus(settings: UpSettings) -> tuple[str, str]:
             nearest="--memory-fraction 0.45, or GPUs of their own",
         )
     return _text(prefill), _text(decode)
+
+
+def check_gpus(settings: GroupSettings, *, count: Callable[[DeviceKind], int] = num_devices) -> None:
+    """Return if the host has the GPUs of a group's ranks; to be asked before anything is started.
+
+    Args:
+        settings: the group's.
+        count: how many a host has.
+
+    Raises:
+        ConfigError: it has none, too few, or no torch that could use them.
+    """
+    kind = device_kind(settings.device)
+    if kind is None:
+        return
+    wanted = group_gpus(settings)
+    there = count(kind)
+    if missing := [gpu for gpu in wanted if gpu >= there]:
+        raise ConfigError(
+            f"--ranks {settings.ranks} would have GPUs {_text(wanted)}, but this host has {there} and no "
+            f"{_text(missing)} (see {kind.look}); set fewer --ranks, or name others with --gpus: two groups "
+            "may share them, each with its part of --memory-fraction; or use --device cpu"
+        )
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ConfigError("torch is not installed, which ranks compute with: pip install torch") from error
+    if version.endswith("+cpu"):
+        raise ConfigError(
+            f"--device {settings.device}: torch {version} is built for CPUs; install a CUDA build of torch, "
+            "or use --device cpu"
+        )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

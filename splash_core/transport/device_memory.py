@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import override
 
 from splash_core.errors import ConfigError, Unavailable
+from splash_core.transport.driver_errors import DriverError, OutOfDeviceMemory
 from splash_core.transport.kinds import DeviceKind
 from splash_core.transport.memory import Copies, Copy, Landing, Memory, Offer, Target, check_kind
 from splash_core.units import format_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class DriverError(Exception):
-    """The device's driver has refused a call; says which and why."""
-
-
-class OutOfDeviceMemory(DriverError):
-    """The device has not so much memory left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ class DeviceKind(MemoryKind):
 
     driver: str
     """Its class, as `module:name`; made from a device's number."""
+    count: str
+    """What counts them without taking one, as `module:name`; it loads no torch."""
     needs: str
     """What a host must have for it."""
     look: str
@@ -44,6 +46,7 @@ CUDA = DeviceKind(
     device="cuda",
     chunk_bytes=16 * MIB,
     driver="splash_core.transport.cuda_driver:CudaDriver",
+    count="splash_core.transport.cuda_library:count_gpus",
     needs="NVIDIA's driver",
     look="`nvidia-smi`",
     look_at_links="`nvidia-smi topo -p2p r`",

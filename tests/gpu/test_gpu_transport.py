@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from splash_core.transport.base import OpState
-from splash_core.transport.cuda_driver import CudaDriver, CudaLibrary
+from splash_core.transport.cuda_driver import CudaDriver
+from splash_core.transport.cuda_library import CudaLibrary
 from splash_core.transport.device_memory import DeviceMemory
 from splash_core.transport.memory import Copy
 from tests.distributed.test_transport_processes import (

@@ -17,7 +17,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from splash_core.dist.fd_passing import anonymous_file
-from splash_core.transport.device_memory import Allocation, DeviceDriver, DriverError, OutOfDeviceMemory
+from splash_core.transport.device_memory import Allocation, DeviceDriver
+from splash_core.transport.driver_errors import DriverError, OutOfDeviceMemory
 from splash_core.transport.host_copies import HostCopies
 from splash_core.transport.kinds import DeviceKind
 from splash_core.transport.memory import Copy, Landing
@@ -29,6 +30,7 @@ FAKE = DeviceKind(
     device="fake",
     chunk_bytes=GRANULE,
     driver="tests.support.fake_device:FakeDriver",
+    count="",
     needs="nothing",
     look="the test",
     look_at_links="its links",

@@ -5,14 +5,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from splash_core.transport.cuda_driver import CudaLibrary
+from splash_core.transport.cuda_library import CudaLibrary
 
 GRANULE = 2 << 20
+NUM_GPUS = 3
 _NAMES = {2: b"CUDA_ERROR_OUT_OF_MEMORY", 101: b"CUDA_ERROR_INVALID_DEVICE", 600: b"CUDA_ERROR_NOT_READY"}
 _NUMBER = {
     "cuMemGetAllocationGranularity": GRANULE,
     "cuMemAddressReserve": 0x7000_0000,
     "cuDeviceGetAttribute": 1,
+    "cuDeviceGetCount": NUM_GPUS,
 }
 
 

@@ -3,8 +3,10 @@
 import pytest
 
 from splash_core.errors import ConfigError
-from splash_core.transport.cuda_driver import CudaDriver, CudaLibrary
-from splash_core.transport.device_memory import DeviceMemory, DriverError
+from splash_core.transport.cuda_driver import CudaDriver
+from splash_core.transport.cuda_library import CudaLibrary
+from splash_core.transport.device_memory import DeviceMemory
+from splash_core.transport.driver_errors import DriverError
 from splash_core.transport.memory import Copy
 from tests.support.scripted_cuda import GRANULE, ScriptedCuda, is_open
 

@@ -60,7 +60,7 @@ def _doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(str(ended.value.code))
 
 
-def test_a_healthy_host_passes_over_both_transports(
+def test_a_healthy_host_passes_over_mooncake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SPLASH_ADMIN", raising=False)
@@ -69,7 +69,23 @@ def test_a_healthy_host_passes_over_both_transports(
     assert report["ok"]
     checks = {entry["check"]: entry["verdict"] for entry in report["checks"]}
     assert checks.items() >= {"torch": "pass", "mooncake": "pass", "libibverbs.so.1": "pass"}.items()
-    assert (checks["shm self-test"], checks["mooncake self-test"]) == ("pass", "pass")
+    assert checks["mooncake self-test"] == "pass"
+    assert "shm self-test" not in checks
+
+
+def test_only_what_the_settings_would_use_is_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither Mooncake nor its flavour is looked at where pages cross shared memory, on whatever device."""
+    monkeypatch.delenv("SPLASH_ADMIN", raising=False)
+    assert _doctor(monkeypatch, "--transport", "shm", "--port", "0", "--admin-port", "0") == 0
+    checks = {entry["check"]: entry["verdict"] for entry in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks == {"torch": "pass", "--port": "pass", "--admin-port": "pass", "shm self-test": "pass"}
+    on_gpus = DoctorSettings(device="cuda", transport="shm")
+    assert [*mooncake(on_gpus), *rails(on_gpus), *self_tests(on_gpus)] == []
+    [refused] = self_tests(DoctorSettings(device="cuda", transport="mooncake"))
+    assert refused.verdict is Verdict.FAIL
+    assert "reaches host memory only" in refused.detail
 
 
 def test_taken_ports_fail_with_a_remedy(
@@ -90,14 +106,11 @@ def test_too_narrow_a_range_of_ports_fails() -> None:
     assert _verdicts(list(ports(settings)))["--transport-ports"] is Verdict.FAIL
 
 
-@pytest.mark.parametrize(("transport", "verdict"), [("shm", Verdict.WARN), ("mooncake", Verdict.FAIL)])
-def test_a_missing_package_fails_only_who_needs_it(
-    monkeypatch: pytest.MonkeyPatch, transport: str, verdict: Verdict
-) -> None:
+def test_a_missing_package_fails_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "installed_flavours", dict)
     monkeypatch.setattr(host, "_LIBRARIES", ("libnothere.so.1",))
-    findings = list(mooncake(DoctorSettings(transport=transport)))
-    assert _verdicts(findings) == {"libnothere.so.1": verdict, "mooncake": verdict}
+    findings = list(mooncake(DoctorSettings(transport="mooncake")))
+    assert _verdicts(findings) == {"libnothere.so.1": Verdict.FAIL, "mooncake": Verdict.FAIL}
     assert [finding.remedy for finding in findings] == [host.SYSTEM_PACKAGES, INSTALL]
 
 
@@ -121,7 +134,6 @@ def test_rails_are_looked_at_one_by_one(tmp_path: Path) -> None:
 def test_a_transport_that_cannot_listen_fails_its_self_test() -> None:
     settings = DoctorSettings(transport="mooncake", host="192.0.2.1")
     findings = {finding.check: finding for finding in self_tests(settings)}
-    assert findings["shm self-test"].verdict is Verdict.PASS
     assert findings["mooncake self-test"].verdict is Verdict.FAIL
     assert "choose another --host" in findings["mooncake self-test"].remedy
 

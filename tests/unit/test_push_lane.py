@@ -27,7 +27,8 @@ from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.counters import Count, Sample
-from splash_core.transport.device_memory import DeviceMemory, DriverError
+from splash_core.transport.device_memory import DeviceMemory
+from splash_core.transport.driver_errors import DriverError
 from splash_core.transport.memory import Memory
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_words import Address, at_term
