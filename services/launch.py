@@ -159,7 +159,7 @@ class Stack:
                 raise _named_by(phase, error) from error
             arena = blueprint.arena
             self.warning = warning(blueprint.profile, blueprint.spec)
-            kv_bytes = len(arena.ordinary) * arena.slot_bytes
+            kv_bytes = arena.num_ordinary * arena.slot_bytes
             groups[name] = dataclasses.replace(groups[name], kv_bytes=kv_bytes)
         check_free(settings.host, settings.port, flag="--port")
         check_free("127.0.0.1", settings.admin_port, flag="--admin-port")

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import typer
 
+from services.outputs import check_outputs
 from splash_core.config import resolve
 
 S = TypeVar("S")
@@ -29,7 +30,9 @@ def settings_command(
         def command(**flags: object) -> None:
             config = typing.cast("Path | None", flags.pop("config"))
             as_json = bool(flags.pop("json"))
-            raise typer.Exit(body(resolve(kind, flags=flags, config=config), as_json))
+            settings = resolve(kind, flags=flags, config=config)
+            check_outputs(settings)
+            raise typer.Exit(body(settings, as_json))
 
         parameters = [*_parameters(kind), *_common()]
         command.__doc__ = body.__doc__

@@ -9,6 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -37,6 +38,13 @@ class Range:
     def __str__(self) -> str:
         low = f"at least {self.least:g}" if self.above is None else f"above {self.above:g}"
         return low if self.most is None else f"{low}, at most {self.most:,.0f}"
+
+
+class Output(StrEnum):
+    """What a setting names that its command writes at the end."""
+
+    FILE = "file"
+    FOLDER = "folder"
 
 
 COUNT = Range(least=1)
@@ -109,6 +117,12 @@ def setting(
         within = dataclasses.replace(within, most=_MOST_S)
     metadata = {"doc": doc, "unit": unit, "choices": choices, "planned": planned or {}, "hidden": hidden}
     return dataclasses.field(default=default, metadata=metadata | {"within": within, "form": form})
+
+
+def output(what: Output, doc: str) -> Any:
+    """The path of what is written at the end; commands make sure that it can be before they begin."""
+    field = setting("", doc)
+    return dataclasses.field(default="", metadata={**field.metadata, "writes": what})
 
 
 def converted(value: object, hint: object, source: str) -> object:

@@ -11,7 +11,7 @@ from services.bench.document import read_earlier
 from services.bench.results_page import section
 from services.bench.settings import layouts_of, sizes
 from services.bench.shapes import measured_spec, shape_of
-from splash_core.errors import ConfigError
+from services.outputs import replace_text
 
 
 def calibrate(settings: CalibrateSettings, as_json: bool) -> int:  # noqa: FBT001
@@ -30,9 +30,9 @@ def calibrate(settings: CalibrateSettings, as_json: bool) -> int:  # noqa: FBT00
     file = measured.pop("file", "")
     document = concluded(measured)
     if file:
-        _write(Path(file), json.dumps(document, indent=2) + "\n")
+        replace_text(Path(file), json.dumps(document, indent=2) + "\n")
     if settings.out:
-        _write(Path(settings.out), profile_of(document).to_json() + "\n")
+        replace_text(Path(settings.out), profile_of(document).to_json() + "\n")
         sys.stderr.write(f"calibrate: wrote {settings.out}\n")
     sys.stdout.write(json.dumps(document) + "\n" if as_json else section(document))
     return 0
@@ -44,8 +44,6 @@ def _check(settings: CalibrateSettings) -> None:
     Raises:
         ConfigError: names the setting.
     """
-    if settings.out and (Path(settings.out).is_dir() or settings.out.endswith("/")):
-        raise ConfigError(f"--out {settings.out} is a folder; name a file for the profile")
     if settings.measured:
         return
     if settings.model != "auto":
@@ -81,11 +79,3 @@ def _on_ranks(settings: CalibrateSettings) -> dict[str, Any]:
     # The recorder writes into `out`; where files lie is no part of a result.
     asked = replace(settings, model=shape_of(settings.model), out=settings.results, results="")
     return run_spmd(run, resolved(asked))
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file; a kill at any moment leaves the old or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.replace(path)

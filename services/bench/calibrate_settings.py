@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from services.bench.settings import BenchSettings
-from splash_core.settings_base import COUNT, Range, setting
+from splash_core.settings_base import COUNT, Output, Range, output, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +15,12 @@ class CalibrateSettings(BenchSettings):
         "Dimensions to measure, with random weights: a checkpoint's folder, a fetched or known model's name, "
         "bench-v3 or bench-tiny; auto is bench-v3 on GPUs, bench-tiny on CPU.",
     )
-    out: str = setting("", "File for the profile, for --profile of `splash up`; default: only shown.")
-    measured: str = setting(
-        "",
+    out: str = output(Output.FILE, "File for the profile, for --profile of `splash up`; default: only shown.")
+    measured: str = output(
+        Output.FILE,
         "JSON document of an earlier run: it is fitted again, and nothing but --streams is measured.",
     )
-    results: str = setting("", "Folder for the JSON document, for example docs/results.")
+    results: str = output(Output.FOLDER, "Folder for the JSON document, for example docs/results.")
     budget_s: float = setting(
         600.0, "Begin no batch that may end later than this; 0: measure the whole grid.", unit="s"
     )

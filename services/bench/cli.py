@@ -25,6 +25,8 @@ from services.bench.settings import (
     SwitchSettings,
 )
 from services.options import settings_command
+from services.outputs import check_output
+from splash_core.settings_base import Output
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and write tables with machine, commit and settings.")
 
@@ -90,6 +92,7 @@ def page_command(
 
     Example: `splash bench page docs/results`
     """
+    check_output(Output.FOLDER, results, flag="RESULTS")
     Console(stderr=True).print(f"wrote {write_page(results)}", highlight=False)
 
 

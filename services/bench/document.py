@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from services.outputs import replace_text
 from splash_core.errors import ConfigError
 
 
@@ -40,17 +41,14 @@ class BenchDocument:
         return fields | ({"not_reached": list(self.not_reached)} if self.not_reached else {})
 
     def write(self, folder: Path) -> Path:
-        """Write `BENCH-DATE-COMMIT.json` into a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.bench}-{self.date[:10]}-{self.commit}.json"
+        """Write `BENCH-DATE-COMMIT.json` into a folder; an earlier one of that name stays."""
+        path = fresh_path(folder, self)
         self.write_to(path)
         return path
 
     def write_to(self, path: Path) -> None:
         """Replace a file; a reader, or a kill at any moment, finds the old or the new one."""
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(self.to_json(), indent=2) + "\n")
-        part.replace(path)
+        replace_text(path, json.dumps(self.to_json(), indent=2) + "\n")
 
 
 def measured_here(

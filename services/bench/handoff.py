@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from splash_core.errors import Unavailable
-from splash_core.settings_base import Range, setting
+from splash_core.settings_base import Output, Range, output, setting
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, OpState, Peer, TrafficClass, Transport
@@ -50,7 +50,7 @@ class HandoffSettings:
     )
     pairs: int = setting(10, "Handoffs, each next to a reference.", within=Range(least=1))
     seed: int = setting(0, "Of the pages' places.")
-    out: str = setting("", "Folder for the JSON document, for example docs/results.")
+    out: str = output(Output.FOLDER, "Folder for the JSON document, for example docs/results.")
 
 
 def handoff_rows(settings: HandoffSettings, progress: Progress) -> list[dict[str, Any]]:

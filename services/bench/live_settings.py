@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from splash_core.config import UpSettings
-from splash_core.settings_base import COUNT, Range, gpu_numbers, setting, shared_fields
+from splash_core.settings_base import COUNT, Output, Range, gpu_numbers, output, setting, shared_fields
 
 _NOWHERE = ("out", "commit", "label", "run_dir")
 """Settings that no result depends on."""
@@ -39,7 +39,7 @@ class LiveSettings:
     max_running: int = setting(64, "Most sequences that run at once in a group.", within=COUNT)
     seed: int = setting(0, "Of lengths and prompts.")
     run_dir: str = setting("", "Folder for logs; default: as `splash up`.")
-    out: str = setting("", "Folder for the JSON document, for example docs/results.")
+    out: str = output(Output.FOLDER, "Folder for the JSON document, for example docs/results.")
     label: str = setting("", "A word for the document's name, beside benchmark, date and commit.")
     commit: str = setting("", "The commit that is measured; default: what git says.")
 

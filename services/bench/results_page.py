@@ -17,6 +17,7 @@ from services.bench.rollout_tables import rollout_tables
 from services.bench.shared_link_rows import shared_link_table
 from services.bench.sweep_tables import peer_tables, sweep_table
 from services.bench.switch_tables import switch_tables
+from services.outputs import replace_text
 from splash_core.errors import ConfigError
 from splash_core.units import format_bytes
 
@@ -34,7 +35,7 @@ def write_page(folder: Path) -> Path:
         ConfigError: a document is not one of a benchmark.
     """
     path = folder / "README.md"
-    path.write_text(page(read_documents(folder)))
+    replace_text(path, page(read_documents(folder)))
     return path
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from services.bench.shapes import SHAPES
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
-from splash_core.settings_base import parse_size, setting
+from splash_core.settings_base import Output, output, parse_size, setting
 from splash_core.switch.manifest import SwitchMode
 from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
@@ -70,7 +70,7 @@ class BenchSettings:
     warmup: int = setting(1, "Repetitions of each cell that are not counted.")
     budget_s: float = setting(0.0, "End cleanly before so many seconds are up; 0: no limit.", unit="s")
     step_timeout_s: float = setting(120.0, "A rank that waits longer for another ends the run.", unit="s")
-    out: str = setting("", "Folder for the JSON document, for example docs/results.")
+    out: str = output(Output.FOLDER, "Folder for the JSON document, for example docs/results.")
     label: str = setting("", "A word for the document's name, beside benchmark, date and commit.")
     commit: str = setting("", "The commit that is measured; default: what git says.")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from splash_core.settings_base import COUNT, POSITIVE, setting
+from splash_core.settings_base import COUNT, POSITIVE, Output, output, setting
 from splash_core.units import KIB
 
 
@@ -34,6 +34,6 @@ class SharedLinkSettings:
     )
     seed: int = setting(0, "Of weights, prompts and arrivals.")
     run_dir: str = setting("", "Folder for logs; default: a temporary one.")
-    out: str = setting("", "Folder for the JSON document, for example docs/results.")
+    out: str = output(Output.FOLDER, "Folder for the JSON document, for example docs/results.")
     label: str = setting("", "A word for the document's name, beside benchmark, date and commit.")
     commit: str = setting("", "The commit that is measured; default: what git says.")

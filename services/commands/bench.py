@@ -20,7 +20,9 @@ from services.bench.rollout_settings import RolloutSettings
 from services.bench.shared_link_settings import SharedLinkSettings
 from services.bench.workload import FIXED, POLICY, Workload, rate_name
 from services.options import settings_command
+from services.outputs import check_output
 from services.progress import progress_console, stages
+from splash_core.settings_base import Output
 
 __all__ = ["app"]
 
@@ -48,6 +50,8 @@ def serve(
 
     Example: `splash bench serve --out docs/results`
     """
+    if out is not None:
+        check_output(Output.FOLDER, out, flag="--out")
     # Imported here: machines for the other benchmarks need not have what serving needs.
     from services.bench.serve import serve_rows
     from services.commands.model import fetch_demo_model

@@ -9,9 +9,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from services.admin_client import AdminClient, connect, emit
+from services.outputs import check_output, replace_text
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.policy.bundle import Difference, replay
+from splash_core.settings_base import Output
 from splash_core.switch.manifest import SwitchMode
 from splash_core.units import format_bytes
 
@@ -160,6 +162,7 @@ def explain(
     Example: `splash layout explain --last 3`
     """
     if bundle is not None:
+        check_output(Output.FILE, bundle, flag="--bundle")
         with connect(admin, admin_key_file) as client:
             answer = client.get(f"/admin/decisions/bundle?last={last}")
         _write_bundle(bundle, answer, as_json=json)
@@ -223,10 +226,7 @@ def replay_file(file: Path) -> tuple[int, list[Difference]]:
 
 def _write_bundle(file: Path, answer: dict[str, Any], *, as_json: bool) -> None:
     count = sum(len(entry["bundle"].get("evaluations", ())) for entry in answer["groups"])
-    try:
-        file.write_text(dumps(answer) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"bundle {file}: {error}; give a file that can be written") from error
+    replace_text(file, dumps(answer) + "\n")
     text = f"{count} evaluations written to {file}"
     emit({"file": str(file), "evaluations": count}, as_json=as_json, text=text)
 

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from services.commands.layout import Json
+from services.outputs import check_output
 from services.progress import progress_console, stages
 from splash_core.checkpoints.cache import DEMO_MODEL, ModelCache
 from splash_core.environment import cache_home
 from splash_core.errors import ConfigError, InvalidRequest
+from splash_core.settings_base import Output
 
 app = typer.Typer(no_args_is_help=True, help="Fetch demo weights, or make a tiny random checkpoint.")
 
@@ -34,6 +36,7 @@ def fetch_demo_model(source: Path | None = None) -> Path:
         progress("checking the cache")
         if cache.problem(DEMO_MODEL) is None:
             return cache.path(DEMO_MODEL)
+        check_output(Output.FOLDER, cache.root, flag="XDG_CACHE_HOME:")
         # Imported here: torch and transformers take seconds, and only a fetch needs them.
         from splash_core.checkpoints import smollm2
 
@@ -72,6 +75,7 @@ def tiny(
         raise ConfigError(
             f"{out} exists already and is not an empty folder; name another, or delete it first"
         )
+    check_output(Output.FOLDER, out, flag="OUT")
     from splash_core.checkpoints.tiny import write_tiny
 
     emit_model(write_tiny(out, family=family, seed=seed), as_json=as_json)

@@ -28,6 +28,7 @@ from services.commands.plan import (
 )
 from services.commands.simulate_plot import new_figure, write_plot
 from services.commands.simulate_tables import comparison_tables
+from services.outputs import check_output
 from services.progress import progress_console, stages, warn
 from splash_core.cost.footprint import Deployment
 from splash_core.cost.measured_on import warning
@@ -39,6 +40,7 @@ from splash_core.layout.catalog import named_layouts
 from splash_core.leader.profile_file import read_profile
 from splash_core.policy.config import load_document
 from splash_core.scheduling.roles import Role
+from splash_core.settings_base import Output
 from splash_core.simulate.comparison import Objectives, compare
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.generators import GENERATORS, Size, generate
@@ -186,6 +188,7 @@ def _check(plot: Path | None) -> None:
     """Whether it can be drawn, before the work rather than after it."""
     if plot is not None:
         new_figure(plot)
+        check_output(Output.FILE, plot, flag="--plot")
 
 
 def _policies(policy: str, start: str) -> Policies:

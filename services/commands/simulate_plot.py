@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from services.outputs import replace_file
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.simulate.comparison import Comparison
@@ -35,7 +36,7 @@ def write_plot(comparison: Comparison, path: Path) -> None:
         axes.legend(loc="upper right")
     rows[-2].set_xlabel("simulated time, s")
     _draw_makespans(rows[-1], comparison)
-    figure.savefig(path, format="png")
+    replace_file(path, lambda part: figure.savefig(part, format="png"))
 
 
 def new_figure(path: Path) -> Any:

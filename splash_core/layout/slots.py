@@ -7,10 +7,11 @@ layout replicates that matrix and KV pages where it shards it. Invariant: ordina
 disjoint, each borrowed slot belongs to one matrix, and no ordinary slot overlaps a matrix.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
+from typing import cast
 
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.ids import SlotId
@@ -67,7 +68,8 @@ class ArenaMap:
     num_slots: int
     """Slots of the whole arena: slot ids index `arena.view(num_slots, L, page_size, r+p)`."""
     places: Mapping[tuple[int, Matrix], MatrixPlace]
-    ordinary: tuple[SlotId, ...]
+    region_slots: int
+    """The first slots, in which the weights lie; those behind them are ordinary."""
     lenders: Mapping[Matrix, tuple[SlotId, ...]]
     """Borrowed slots by the matrix that fills them when it is replicated, over all layers."""
     gap_bytes: int
@@ -113,11 +115,21 @@ class ArenaMap:
             slot_bytes=slot,
             num_slots=num_slots,
             places=MappingProxyType(places),
-            ordinary=tuple(SlotId(slot_id) for slot_id in range(region_slots, num_slots)),
+            region_slots=region_slots,
             lenders=MappingProxyType(lenders_of(places)),
             gap_bytes=region_slots * slot - full,
             arena_bytes=num_slots * slot,
         )
+
+    @property
+    def ordinary(self) -> Sequence[SlotId]:
+        """Slots that every layout may use, ascending; nothing is kept for each: there may be any number."""
+        return cast("Sequence[SlotId]", range(self.region_slots, self.num_slots))
+
+    @property
+    def num_ordinary(self) -> int:
+        """How many they are, be it more than a sequence can be long."""
+        return self.num_slots - self.region_slots
 
     @property
     def borrowed(self) -> tuple[SlotId, ...]:
@@ -126,7 +138,7 @@ class ArenaMap:
 
     def num_pages(self, lent: Matrices) -> int:
         """Pages that a rank can hold where the borrowed slots of the matrices `lent` may be used."""
-        return len(self.ordinary) + sum(len(self.lenders.get(matrix, ())) for matrix in lent)
+        return self.num_ordinary + sum(len(self.lenders.get(matrix, ())) for matrix in lent)
 
     @property
     def layer_slice_bytes(self) -> int:

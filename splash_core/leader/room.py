@@ -69,7 +69,7 @@ def draw_arena(
     # Where the weights end depends on the gaps between them: at most one slot a matrix.
     gaps = spec.num_mla_layers * len(Matrix) * slot
     trial = build(projection_bytes(spec, elem_bytes=elem_bytes) + gaps + 2 * slot)
-    region = trial.ordinary[0] * slot
+    region = trial.region_slots * slot
     kv_bytes = settings.kv_bytes or _default_room(settings, spec, checkpoint, dtype, region, graph_bytes)
     if kv_bytes < slot:
         raise Infeasible(

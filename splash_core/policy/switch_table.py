@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from splash_core.errors import InvariantBroken
-from splash_core.ids import Epoch, PageId, RankId, SlotId
+from splash_core.ids import Epoch, PageId, RankId
 from splash_core.layout.layout import ORDINARY_ONLY, RULES, STANDARD_LAYOUTS, KvPlacement, Layout
 from splash_core.layout.ownership import PageTable
 from splash_core.layout.slots import ArenaMap
@@ -70,7 +70,7 @@ def _arena(ranks: int) -> ArenaMap:
         slot_bytes=1,
         num_slots=slots,
         places={},
-        ordinary=tuple(SlotId(slot) for slot in range(slots)),
+        region_slots=0,
         lenders={},
         gap_bytes=0,
         arena_bytes=slots,

@@ -11,7 +11,7 @@ from splash_core.spec.model import ModelSpec
 
 def longest_landing(arena: ArenaMap, capacity: Capacity) -> int:
     """Tokens of one sequence that can land in a layout: one copy of each page, in ordinary slots."""
-    return len(arena.ordinary) * capacity.num_owners * arena.page_size
+    return arena.num_ordinary * capacity.num_owners * arena.page_size
 
 
 def max_request_tokens(spec: ModelSpec, arena: ArenaMap, config: SchedulerConfig) -> int:

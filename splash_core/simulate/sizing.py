@@ -73,7 +73,7 @@ def fleet_of_room(model: CostModel, *, kv_bytes: int, page_size: int, shape: Sha
     weights = spec.num_mla_layers * sum(matrix_elements(spec, matrix) for matrix in Matrix)
     # Where the weights end depends on the gaps between them: at most one slot a matrix.
     trial = build(weights * precision.kv_bytes + (spec.num_mla_layers * len(Matrix) + 2) * slot)
-    arena = build(trial.ordinary[0] * slot + kv_bytes)
+    arena = build(trial.region_slots * slot + kv_bytes)
     verdicts = catalog_of_arena(spec, arena, shape.layouts)
     capacities = {layout: Capacity.of(arena, RULES[layout]) for layout in shape.layouts}
     return _fleet(model, shape, verdicts, capacities, arena=arena)

@@ -15,7 +15,9 @@ from itertools import islice
 from pathlib import Path
 
 from services.bench.document import fresh_path, measured_here
+from services.outputs import check_output
 from splash_core.checkpoints.tiny import write_tiny
+from splash_core.settings_base import Output
 from tests.faults.bed import FLAGS, RANKS, Bed
 from tests.faults.matrix import Played, played
 from tests.faults.rows import MATRIX, TURNS, Row, turn_cases
@@ -28,6 +30,7 @@ _ROUND = 12
 def main() -> int:
     """Play, write the document, and say what failed; 1 if anything did."""
     options = _options()
+    check_output(Output.FOLDER, Path(options.out), flag="--out")
     wanted = [row for row in MATRIX if not options.rows or row.name in options.rows]
     results: list[tuple[str, Played]] = []
     path: Path | None = None

@@ -43,7 +43,7 @@ def toy_arena(*, num_ranks: int, num_layers: int, ordinary: int, borrowed: int) 
         slot_bytes=slot_bytes,
         num_slots=ordinary + borrowed,
         places=MappingProxyType(places),
-        ordinary=tuple(SlotId(borrowed + slot) for slot in range(ordinary)),
+        region_slots=borrowed,
         lenders=MappingProxyType(lenders_of(places)),
         gap_bytes=0,
         arena_bytes=(ordinary + borrowed) * slot_bytes,

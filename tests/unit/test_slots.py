@@ -36,6 +36,14 @@ def build(spec: ModelSpec, *, num_ranks: int = 2, page_size: int = 1, elem_bytes
     )
 
 
+def test_an_arena_of_any_size_is_a_few_numbers() -> None:
+    small = build(tiny_spec())
+    huge = ArenaMap.build(tiny_spec(), num_ranks=2, page_size=1, elem_bytes=4, arena_bytes=10**30)
+    assert huge.num_ordinary == 10**30 // huge.slot_bytes - huge.region_slots
+    assert huge.ordinary[0] == small.ordinary[0]
+    assert huge.num_pages(frozenset()) == huge.num_ordinary
+
+
 def test_bytes_of_matrices_follow_shapes() -> None:
     spec = named_spec("deepseek-v3")
     sizes = {matrix: matrix_elements(spec, matrix) * 2 / MIB for matrix in Matrix}
@@ -91,7 +99,7 @@ def test_places_are_aligned_disjoint_and_lowest(
         assert slots == tuple(slot for place in places for slot in place.borrowed)
         assert arena.num_pages(frozenset({matrix})) == len(arena.ordinary) + len(slots)
     assert arena.ordinary[0] * slot >= end > (arena.ordinary[0] - 1) * slot
-    assert arena.ordinary == tuple(range(arena.ordinary[0], arena.num_slots))
+    assert arena.ordinary == range(arena.ordinary[0], arena.num_slots)
     assert not set(arena.ordinary) & set(arena.borrowed)
     assert arena.arena_bytes == arena.num_slots * slot <= 4 * MIB
     full = sum(place.full_bytes for place in arena.places.values())

@@ -15,6 +15,7 @@ from services.bench.calibrate_settings import CalibrateSettings
 from services.bench.results_page import section
 from services.bench.settings import INPROCESS
 from services.bench.shapes import measured_spec
+from services.outputs import check_outputs
 from splash_core.cost.accuracy import choices
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.samples import operations_of
@@ -196,7 +197,7 @@ def test_what_cannot_be_measured_is_refused_before_ranks_are(settings: dict[str,
         calibrate(CalibrateSettings(**(TINY | settings)), as_json=True)
 
 
-def test_a_folder_is_no_file_for_a_profile(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--out .* is a folder"):
-        calibrate(CalibrateSettings(**TINY, out=str(tmp_path)), as_json=True)
-    assert not list(tmp_path.parent.glob("*.part"))
+@pytest.mark.parametrize("name", ["", "new/"])
+def test_a_folder_is_no_file_for_a_profile(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"--out .* is a folder; name a file"):
+        check_outputs(CalibrateSettings(out=f"{tmp_path}/{name}"))
