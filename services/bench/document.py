@@ -1,11 +1,12 @@
 """What every benchmark writes: its rows, and where and with what they were measured."""
 
+import dataclasses
 import datetime
 import json
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import psutil
 
 from services.outputs import replace_text
 from splash_core.errors import ConfigError
+from splash_core.spec.fields import check_version
+
+DOCUMENT_VERSION = 1
+"""Documents that name none are of this version: the first ones did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,7 @@ class BenchDocument:
     machine: str
     commit: str
     date: str
+    version: int = DOCUMENT_VERSION
     not_reached: Sequence[str] = field(default=())
     """Cells that the time did not suffice for."""
 
@@ -32,6 +38,7 @@ class BenchDocument:
         """The contract's shape; `not_reached` only where something was left out."""
         fields: dict[str, Any] = {
             "bench": self.bench,
+            "version": self.version,
             "machine": self.machine,
             "commit": self.commit,
             "date": self.date,
@@ -116,14 +123,43 @@ def read_earlier(path: Path, *, flag: str, bench: str, command: str) -> dict[str
     """The JSON of a document that an earlier run wrote.
 
     Raises:
-        ConfigError: it is none, or of another benchmark; names the flag, and the command that writes one.
+        ConfigError: as `read_document`, or it is of another benchmark; names the flag, and the command that
+            writes one.
+    """
+    where = f"{flag} {path}"
+    document = read_document(path, where=where, command=command)
+    if document["bench"] != bench:
+        raise ConfigError(f"{where} is no document of `{command}`")
+    fields = dataclasses.fields(BenchDocument)
+    lacking = [each.name for each in fields if each.default is MISSING and each.name not in document]
+    if lacking:
+        raise ConfigError(f"{where} lacks {', '.join(lacking)}; measure again with `{command}`")
+    return document
+
+
+def read_document(path: Path, *, where: str, command: str) -> dict[str, Any]:
+    """The JSON of a benchmark's document.
+
+    Args:
+        path: of the file.
+        where: its name, for errors.
+        command: writes one.
+
+    Raises:
+        ConfigError: it cannot be read, is none, or is of another version.
     """
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{flag} {path}: {error}; give a document of `{command}`") from error
-    if not isinstance(document, dict) or document.get("bench") != bench:
-        raise ConfigError(f"{flag} {path} is no document of `{command}`")
+        raise ConfigError(f"{where}: {error}; give a document of `{command}`") from error
+    if not isinstance(document, dict) or "bench" not in document:
+        raise ConfigError(f"{where} is no document of `{command}`")
+    check_version(
+        document.get("version", DOCUMENT_VERSION),
+        reads=DOCUMENT_VERSION,
+        what=f"{where}: the document",
+        remedy=f"read it with the version of Splash that wrote it, or measure again with `{command}`",
+    )
     return document
 
 

@@ -3,7 +3,6 @@
 Invariant: the same documents give the same page, whatever the machine, so a test can hold the two together.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from services.bench.agreement_tables import agreement_tables
 from services.bench.burst_tables import burst_tables
 from services.bench.calibrate_tables import calibrate_tables
+from services.bench.document import read_document
 from services.bench.results_formulas import FORMULAS, HEAD
 from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
 from services.bench.rollout_tables import rollout_tables
@@ -49,7 +49,7 @@ def read_documents(folder: Path) -> list[Document]:
         raise ConfigError(f"{folder} is not a folder; give the one that holds the JSON documents")
     documents: list[Document] = []
     for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text())
+        document = read_document(path, where=str(path), command="splash bench")
         if document.get("bench") not in FORMULAS:
             raise ConfigError(f"{path}: bench is {document.get('bench')!r}, not one of {', '.join(FORMULAS)}")
         documents.append(document | {"file": path.name})

@@ -21,6 +21,7 @@ from splash_core.cost.json_fields import (
 from splash_core.cost.links import Collective, LinkRate, Message, message_s
 from splash_core.cost.theta import Constant, Count, Given, Link, Overhead, Part, Rate, constants_of
 from splash_core.errors import ConfigError
+from splash_core.spec.fields import check_version
 from splash_core.spec.hardware import GpuSpec
 
 PROFILE_VERSION = 2
@@ -150,12 +151,12 @@ class HardwareProfile:
             ConfigError: not JSON, another version, or a bad field, which is named.
         """
         values = json_object(text)
-        version = values.pop("version", None)
-        if version != PROFILE_VERSION:
-            raise ConfigError(
-                f"profile field version: {version!r} is not {PROFILE_VERSION}, which is read here; "
-                "run `splash calibrate` again"
-            )
+        check_version(
+            values.pop("version", None),
+            reads=PROFILE_VERSION,
+            what="the profile",
+            remedy="run `splash calibrate` again",
+        )
         known = {item.name for item in fields(cls)}
         for name in values:
             if name not in known:

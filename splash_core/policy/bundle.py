@@ -19,9 +19,14 @@ from splash_core.policy.decision import Decision
 from splash_core.policy.snapshot import Snapshot
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide
+from splash_core.spec.fields import check_version
 
 BUNDLE_VERSION = 2
-"""2: snapshots say which decode steps the group has recorded."""
+"""Of the shape of all that is recorded, which a test holds. 2: snapshots say which decode steps are recorded."""
+_WRITE_ANEW = (
+    "replay it with the version of Splash that wrote it, or let `splash layout explain --bundle FILE` write "
+    "a new one"
+)
 _KEPT = 256
 _FIELDS = frozenset({"snapshot", "config", "before", "decision", "after"})
 
@@ -101,9 +106,9 @@ def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[Diff
         ConfigError: it is no bundle of this version; names the place.
     """
     values = cast("dict[str, Any]", bundle) if isinstance(bundle, dict) else {}
-    version = values.get("splash_bundle")
-    if version != BUNDLE_VERSION:
-        raise ConfigError(_why_not(version, where))
+    check_version(
+        values.get("splash_bundle"), reads=BUNDLE_VERSION, what=f"{where}: the bundle", remedy=_WRITE_ANEW
+    )
     model: CostModel = decode(CostModel, values.get("model"), where=f"{where}.model")
     entries = values.get("evaluations")
     if not isinstance(entries, list):
@@ -113,14 +118,6 @@ def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[Diff
     for index, entry in enumerate(recorded):
         differences += _replayed(model, index, entry, f"{where}.evaluations[{index}]")
     return len(recorded), differences
-
-
-def _why_not(version: object, where: str) -> str:
-    words = f"{where}: no bundle of version {BUNDLE_VERSION}, splash_bundle is {version!r}"
-    if not isinstance(version, int) or version < 1:
-        return words
-    remedy = "replay it with the Splash that wrote it, or record one anew"
-    return f"{words}; {remedy} (`splash layout explain --bundle FILE`)"
 
 
 def _replayed(model: CostModel, index: int, entry: Any, where: str) -> list[Difference]:
@@ -147,5 +144,13 @@ def _differences(old: Tree, new: Tree, path: str) -> Iterable[tuple[str, Tree, T
         left, right = cast("dict[str, Tree]", old), cast("dict[str, Tree]", new)
         for key in sorted(left.keys() | right.keys()):
             yield from _differences(left.get(key), right.get(key), f"{path}.{key}")
-    elif json.dumps(old) != json.dumps(new):
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(one, other, f"{path}[{index}]")
+    elif json.dumps(_as_read(old, new)) != json.dumps(new):
         yield path, old, new
+
+
+def _as_read(old: Tree, new: Tree) -> Tree:
+    """A whole number where a float belongs, as in `sum(())`, is read as the float that it is."""
+    return float(old) if type(old) is int and isinstance(new, float) else old

@@ -48,6 +48,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def check_version(found: object, *, reads: int, what: str, remedy: str) -> None:
+    """Refuse a document of a version that is not the one that is read; whatever has a version is asked here.
+
+    Args:
+        found: what the document says of its version; None: nothing.
+        reads: the version that is read.
+        what: the document, in words.
+        remedy: how its owner gets one that is read.
+
+    Raises:
+        ConfigError: names both versions and the remedy.
+    """
+    if isinstance(found, bool) or found != reads:
+        told = "names no version" if found is None else f"is of version {found!r}"
+        raise ConfigError(f"{what} {told}, and version {reads} is read here; {remedy}")
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
     """One JSON object with its name for messages. `null` reads as absent, as in transformers."""

@@ -91,6 +91,16 @@ class TestReplay:
         assert (difference.index, difference.path) == (1, "decision.predicted_ms.TP")
         assert "evaluation 1 at 3.000 s, decision.predicted_ms.TP: recorded" in str(difference)
 
+    def test_a_whole_number_where_a_float_belongs_is_no_difference(self) -> None:
+        """The sum of nothing is 0 to Python, and is read back as 0.0."""
+        bundle = self.bundle()
+        entries: list[dict[str, dict[str, object]]] = bundle["evaluations"]  # type: ignore[assignment]
+        entries[1]["before"]["spent"], entries[1]["after"]["spent"] = [[2.5, 0.0]], [[2.5, 0]]
+        assert replay(bundle) == (3, [])
+        entries[1]["after"]["spent"] = [[2.5, 1]]
+        _, (difference,) = replay(bundle)
+        assert difference.path == "after.spent[0][1]"
+
     def test_no_text_of_a_request_is_in_it(self) -> None:
         text = json.dumps(self.bundle())
         assert "prompt_tokens" not in text or "tokens" in text
@@ -99,8 +109,10 @@ class TestReplay:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"splash_bundle": 0}, "no bundle of version 2, splash_bundle is 0$"),
-            ({"splash_bundle": 1}, "splash_bundle is 1; replay it with the Splash that wrote it, or record"),
+            (
+                {"splash_bundle": 1},
+                "is of version 1, and version 2 is read here; replay it with",
+            ),
             ({"model": None}, r"bundle\.model: CostModel is required"),
             ({"evaluations": {}}, r"bundle\.evaluations: a list"),
             ({"evaluations": [{}]}, r"evaluations\[0\]: no evaluation"),
@@ -109,7 +121,7 @@ class TestReplay:
     def test_what_is_no_bundle_is_named(self, change: dict[str, object], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             replay({**self.bundle(), **change})
-        with pytest.raises(ConfigError, match="no bundle"):
+        with pytest.raises(ConfigError, match="names no version, and version 2 is read here"):
             replay([])
 
 

@@ -314,7 +314,7 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"version": 1}, "1 is not 2, .* run `splash calibrate` again"),
+            ({"version": 1}, "is of version 1, and version 2 is read here; run `splash calibrate` again"),
             ({"device": None}, "device: text"),
             ({"overlap": 1.5}, "overlap: must be at most 1"),
             ({"collectives": {"gather": []}}, "collectives.gather: a list of at least one rate"),
