@@ -17,6 +17,7 @@ from splash_core.settings_base import (
     COUNT,
     PORT,
     POSITIVE,
+    RANKS,
     a_url,
     addresses,
     an_address,
@@ -129,7 +130,7 @@ class GroupSettings(WorkerSettings):
     group: str = setting(
         "", "Name of the group, which no other one of its router has; default: its phase and -0."
     )
-    ranks: int = setting(2, "Ranks of the group, over all its nodes.", within=COUNT)
+    ranks: int = setting(2, "Ranks of the group, over all its nodes.", within=RANKS)
     layout: str = setting(
         "", "Layout at start; default TP for prefill, DP for decode.", choices=("", *LAYOUTS)
     )
@@ -166,8 +167,8 @@ class GroupSettings(WorkerSettings):
 class UpSettings(WorkerSettings):
     """One host: router with gateway, one prefill group, one decode group (`splash up`)."""
 
-    prefill_ranks: int = setting(2, "Ranks of the prefill group.", within=COUNT)
-    decode_ranks: int = setting(2, "Ranks of the decode group.", within=COUNT)
+    prefill_ranks: int = setting(2, "Ranks of the prefill group.", within=RANKS)
+    decode_ranks: int = setting(2, "Ranks of the decode group.", within=RANKS)
     prefill_layout: str = setting(
         "", "Layout of the prefill group at start; default TP, or what is feasible.", choices=("", *LAYOUTS)
     )

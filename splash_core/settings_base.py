@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from splash_core.errors import ConfigError
+from splash_core.units import GROUP_RANKS
 
 S = TypeVar("S")
 Choices = tuple[str, ...]
@@ -48,6 +49,7 @@ class Output(StrEnum):
 
 
 COUNT = Range(least=1)
+RANKS = Range(least=1, most=GROUP_RANKS)
 POSITIVE = Range(above=0)
 PORT = Range(most=65535)
 

@@ -9,6 +9,9 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+GROUP_RANKS = 1024
+"""Most ranks of one group: they meet in every layer, and far fewer heads are there to divide."""
+
 STAGING_BYTES = 256 * MIB
 """Default memory on each rank that a switch's moves are staged in."""
 

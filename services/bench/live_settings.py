@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from splash_core.config import UpSettings
-from splash_core.settings_base import COUNT, Output, Range, gpu_numbers, output, setting, shared_fields
+from splash_core.settings_base import COUNT, RANKS, Output, Range, gpu_numbers, output, setting, shared_fields
 
 _NOWHERE = ("out", "commit", "label", "run_dir")
 """Settings that no result depends on."""
@@ -32,7 +32,7 @@ class LiveSettings:
         0.85, "Part of a GPU's memory that one rank may use.", within=Range(above=0, most=1)
     )
     dtype: str = setting("auto", "Arithmetic and KV type.", choices=("auto", "fp32", "fp64", "bf16"))
-    ranks: int = setting(2, "Ranks of each of the two groups.", within=COUNT)
+    ranks: int = setting(2, "Ranks of each of the two groups.", within=RANKS)
     page_size: int = setting(64, "Size of a KV page.", unit="tokens", within=COUNT)
     kv_bytes: int = setting(0, "KV room of a rank; 0: as `splash up`.", unit="bytes")
     chunk_tokens: int = setting(512, "Most prompt tokens in one step.", unit="tokens", within=COUNT)

@@ -10,7 +10,7 @@ from typing import Any
 from services.bench.shapes import SHAPES
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
-from splash_core.settings_base import Output, output, parse_size, setting
+from splash_core.settings_base import RANKS, Output, output, parse_size, setting
 from splash_core.switch.manifest import SwitchMode
 from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
@@ -28,7 +28,7 @@ class BenchSettings:
     model: str = setting(
         "auto", "The model's shape; auto is v3 on GPUs, tiny on CPU.", choices=("auto", *SHAPES)
     )
-    ranks: int = setting(2, "Ranks, one process and one device each.")
+    ranks: int = setting(2, "Ranks, one process and one device each.", within=RANKS)
     backend: str = setting(
         "auto",
         "What carries collectives: auto, shm, gloo, nccl, inprocess (ranks as threads, CPU), or alone (one "

@@ -27,6 +27,7 @@ from splash_core.spec.catalogue import named_spec
 from splash_core.spec.fields import read_json
 from splash_core.spec.hardware import GPUS, GpuSpec, named_gpu
 from splash_core.spec.model import ModelSpec
+from splash_core.units import GROUP_RANKS
 
 app = typer.Typer()
 
@@ -37,7 +38,7 @@ Model = Annotated[
     str, typer.Option("--model", help="A known or fetched model's name, a config.json, or its directory.")
 ]
 Gpu = Annotated[str, typer.Option("--gpu", help=f"{', '.join(GPUS)}.")]
-Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of the group.")]
+Ranks = Annotated[int, typer.Option("--ranks", min=1, max=GROUP_RANKS, help="Ranks of the group.")]
 Fraction = Annotated[float, typer.Option("--fraction", help="Part of device memory to use.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, fp8, bf16, fp32 or fp64.")]
 PageSize = Annotated[int, typer.Option("--page-size", min=1, help="Tokens per KV page.")]

@@ -48,7 +48,7 @@ from splash_core.simulate.policies import Policies
 from splash_core.simulate.sizing import Shape, fleet_of_memory, fleet_of_room
 from splash_core.simulate.workload import Scale, Workload, read_trace
 from splash_core.spec.hardware import named_gpu
-from splash_core.units import STAGING_BYTES
+from splash_core.units import GROUP_RANKS, STAGING_BYTES
 
 app = typer.Typer()
 
@@ -67,7 +67,7 @@ Start = Annotated[
     str, typer.Option("--start", help="When the workload begins, for calendars: 2026-03-01T22:00+01:00.")
 ]
 ModelName = Annotated[str, typer.Option("--model", help="As in `splash plan`.")]
-Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of each group.")]
+Ranks = Annotated[int, typer.Option("--ranks", min=1, max=GROUP_RANKS, help="Ranks of each group.")]
 PrefillGroups = Annotated[int, typer.Option("--prefill-groups", min=1, help="Groups that compute prompts.")]
 DecodeGroups = Annotated[int, typer.Option("--decode-groups", min=1, help="Groups that generate.")]
 CombinedGroups = Annotated[
@@ -144,7 +144,7 @@ def simulate_command(
         chunk_tokens=chunk_tokens,
         max_running=max_running,
         precopy_bytes_per_step=precopy_bytes_per_step,
-        handoff_bps=_finite("--handoff-gbps", handoff_gbps) * 1e9 or None,
+        handoff_bps=_finite("--handoff-gbps", handoff_gbps * 1e9) or None,
         layouts=named_layouts(layouts),
     )
     cost = _cost_model(model, _profile(profile, gpu, model, dtype), ranks)
@@ -180,7 +180,7 @@ def _objectives(ttft_s: float, itl_ms: float) -> Objectives:
 
 def _finite(name: str, value: float) -> float:
     if not math.isfinite(value):
-        raise ConfigError(f"{name} must be finite, got {value}")
+        raise ConfigError(f"{name} must be finite, also in bytes per second, got {value}")
     return value
 
 

@@ -80,7 +80,9 @@ def catalog_of_memory(
 def _indivisible(spec: ModelSpec, rule: LayoutRule, num_ranks: int) -> InfeasibleLayout | None:
     if not rule.shards or can_shard(spec, num_ranks):
         return None
-    nearest = max(ranks for ranks in range(1, num_ranks) if can_shard(spec, ranks))
+    # More ranks than heads never divide them.
+    fewer = range(1, min(num_ranks, spec.heads + 1))
+    nearest = max(ranks for ranks in fewer if can_shard(spec, ranks))
     return InfeasibleLayout(
         layout=rule.layout,
         reason=f"{rule.layout} shards projections by heads, and {spec.heads} heads do not split over "

@@ -4,6 +4,11 @@ import heapq
 from collections.abc import Callable
 from enum import IntEnum
 
+from splash_core.errors import ConfigError
+
+MOST_S = 2.0**33
+"""272 years. Up to here a float tells microseconds apart; beyond it steps begin to take no time at all."""
+
 
 class Order(IntEnum):
     """Among events of one moment, which goes first: steps end after whatever came meanwhile."""
@@ -23,7 +28,17 @@ class Agenda:
         self._count = 0
 
     def at(self, when: float, order: Order, action: Callable[[], None]) -> None:
-        """Do something at a time that has not passed."""
+        """Do something at a time that has not passed.
+
+        Raises:
+            ConfigError: it is so far away that the clock cannot tell steps apart there.
+        """
+        if not when <= MOST_S:  # NaN neither
+            raise ConfigError(
+                f"something would happen at {when:.3g} s, and the simulated clock tells steps apart up to "
+                f"{MOST_S:.3g} s only; let requests come faster (--rate, --speed) or be shorter (--lengths), "
+                "or handoffs be faster (--handoff-gbps)"
+            )
         self._count += 1
         heapq.heappush(self._entries, (max(when, self.now), order, self._count, action))
 

@@ -15,6 +15,9 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import Role
 from splash_core.units import STAGING_BYTES
 
+MOST_RANKS = 100_000
+"""Each has a pool, and each group a scheduler, in this process's memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
@@ -51,6 +54,12 @@ class Fleet:
             reasons = "; ".join(self.infeasible.values())
             raise Infeasible(
                 f"no layout fits: {reasons}", nearest="more --ranks, or --dtype fp8 where there is"
+            )
+        if self.num_ranks > MOST_RANKS:
+            raise ConfigError(
+                f"{sum(self.groups.values())} groups of {self.model.num_ranks} ranks are "
+                f"{self.num_ranks}; "
+                f"at most {MOST_RANKS:,} are simulated: give fewer groups, or fewer --ranks"
             )
         served = {role for role, count in self.groups.items() if count > 0}
         if served not in ({Role.COMBINED}, {Role.PREFILL, Role.DECODE}):

@@ -12,6 +12,9 @@ from typing import Protocol
 from splash_core.errors import ConfigError
 from splash_core.simulate.workload import Request, Scale, Workload
 
+MOST_REQUESTS = 10_000_000
+"""All of them are in memory."""
+
 
 class Dice(Protocol):
     """The part of `random.Random` that workloads use."""
@@ -44,9 +47,9 @@ class Size:
     """Of lengths; its other fields are not used."""
 
     def __post_init__(self) -> None:
-        if self.requests < 1 or not 0 < self.rate < math.inf:
+        if not 1 <= self.requests <= MOST_REQUESTS or not 0 < self.rate < math.inf:
             raise ConfigError(
-                "requests must be at least 1, and rate above 0 and finite, "
+                f"requests must be from 1 to {MOST_REQUESTS:,}, and rate above 0 and finite, "
                 f"got {self.requests} and {self.rate}"
             )
 

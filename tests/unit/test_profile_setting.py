@@ -79,7 +79,9 @@ def test_files_that_are_none_are_refused_by_name(tiny_v3: Path, tmp_path: Path) 
         draw_blueprint(settings(tiny_v3, str(twice)), Phase.DECODE)
     old = tmp_path / "old.json"
     old.write_text(json.dumps({**json.loads(measured().to_json()), "version": 1}))
-    with pytest.raises(ConfigError, match=r"old\.json: profile field version.*run `splash calibrate` again"):
+    with pytest.raises(
+        ConfigError, match=r"old\.json: the profile is of version 1, .*`splash calibrate` again"
+    ):
         draw_blueprint(settings(tiny_v3, str(old)), Phase.DECODE)
 
 
