@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import re
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,12 +31,13 @@ from splash_core.leader.build import draw_blueprint, resolve_model
 from splash_core.leader.gpus import check_gpus, stack_gpus
 from splash_core.leader.reaching import transport_options
 from splash_core.policy.snapshot import Phase
+from splash_core.rpc.socket_folder import SocketFolder
 from splash_core.settings_base import as_flags, shared_fields
 from splash_core.transport.reach import check_reach
 
 PREFILL, DECODE, ROUTER = "prefill-0", "decode-0", "router"
 _POLL_S = 0.05
-_MAX_FOLDER = 60
+_MAX_FOLDER = 68
 """Unix socket paths end at 107 bytes; the sockets' own names need the rest."""
 
 
@@ -78,10 +78,7 @@ class Stack:
         admin_port = settings.admin_port or free_port(flag="--admin-port", taken=port)
         self.settings = dataclasses.replace(settings, port=port, admin_port=admin_port)
         self.run_dir = run_folder(settings.run_dir)
-        self._own_sockets = len(str(self.run_dir)) > _MAX_FOLDER
-        self._socket_dir = (
-            Path(tempfile.mkdtemp(prefix="splash-")) if self._own_sockets else self.run_dir / "sockets"
-        )
+        self._sockets = SocketFolder(self.run_dir / "sockets", most=_MAX_FOLDER)
         self._children: dict[str, Child] = {}
         self.warning = ""
         """What it starts in spite of; known once it does."""
@@ -168,7 +165,7 @@ class Stack:
     def _launch(self, groups: Mapping[str, GroupSettings], report: Progress) -> None:
         own = {"prefill": self._listen(PREFILL), "decode": self._listen(DECODE)}
         router = RouterSettings(**self._shared(RouterSettings) | own)  # type: ignore[arg-type]
-        self._socket_dir.mkdir(mode=0o700, exist_ok=True)
+        self._sockets.open()
         for name, command, flags in (
             (PREFILL, "prefill", as_flags(groups[PREFILL])),
             (DECODE, "decode", as_flags(groups[DECODE])),
@@ -187,7 +184,7 @@ class Stack:
             "port": 0,
             "host_ranks": settings.prefill_ranks + settings.decode_ranks,
             "listen": self._listen(name),
-            "socket_dir": str(self._socket_dir),
+            "socket_dir": str(self._sockets.path),
         }
         return GroupSettings(**self._shared(GroupSettings) | own)  # type: ignore[arg-type]
 
@@ -195,7 +192,7 @@ class Stack:
         return shared_fields(self.settings, kind) | {"run_dir": str(self.run_dir)}
 
     def _listen(self, name: str) -> str:
-        return f"unix:{self._socket_dir / name}.grpc"
+        return f"unix:{self._sockets.path / name}.grpc"
 
     def _await_ready(self, report: Progress, interrupted: threading.Event) -> None:
         end = time.monotonic() + self.settings.start_timeout_s
@@ -262,7 +259,7 @@ class Stack:
             for child in children:
                 child.wait(max(0.0, end - time.monotonic()), hurry=hurry)
                 child.kill()
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
+        shutil.rmtree(self._sockets.path, ignore_errors=True)
 
 
 def _named_by(phase: Phase, error: SplashError) -> SplashError:

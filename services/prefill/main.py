@@ -14,7 +14,7 @@ from splash_core.transport.reach import check_reach
 
 def serve(settings: GroupSettings) -> int:
     """Run the group until it is told to stop or fails; returns the exit code."""
-    check_gpus(settings)
     check_reach(transport_options(settings))
+    check_gpus(settings)
     process = GroupProcess(draw_blueprint(settings, Phase.PREFILL), PrefillService)
     return asyncio.run(process.run())

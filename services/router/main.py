@@ -169,6 +169,8 @@ async def serve(
         await router.stop()
         for listener in listeners:
             listener.close()
+        if config.ports_file is not None:
+            config.ports_file.unlink(missing_ok=True)
     vitals.check()
 
 

@@ -12,9 +12,7 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +36,7 @@ from splash_core.rpc.channels import MAX_MESSAGE_BYTES
 from splash_core.rpc.keepalive import server_keepalive
 from splash_core.rpc.link import LeaderLink, ipc_address
 from splash_core.rpc.rank_config import RankConfig
+from splash_core.rpc.socket_folder import SocketFolder
 from splash_core.transport.kinds import memory_kind
 
 _log = logging.getLogger("splash.leader")
@@ -98,10 +97,10 @@ class GroupProcess:
         self._ready_file = Path(settings.run_dir) / f"{blueprint.group}.ready"
         self._ready_file.unlink(missing_ok=True)
         self._progress_file = self._ready_file.with_suffix(".progress")
+        # A fresh one in each life of the group: old entries would name ranks that are gone.
+        self._meeting = self._folder / f"meet-{blueprint.incarnation}"
         wanted = Path(settings.socket_dir) / blueprint.group if settings.socket_dir else self._folder
-        self._own_sockets = len(str(wanted)) > _MAX_FOLDER
-        self._socket_dir = Path(tempfile.mkdtemp(prefix="splash-")) if self._own_sockets else wanted
-        self._socket_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sockets = SocketFolder(wanted, most=_MAX_FOLDER)
         self.address = ""
 
     async def run(self) -> int:
@@ -110,7 +109,8 @@ class GroupProcess:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, asked.set)
-        link = LeaderLink(ipc_address(self._socket_dir))
+        self._sockets.open()
+        link = LeaderLink(ipc_address(self._sockets.path))
         ranks = RankPool(
             self.rank_config(link.address),
             link,
@@ -132,9 +132,9 @@ class GroupProcess:
             await ranks.stop()
             await phase.close()
             link.close()
-            self._ready_file.unlink(missing_ok=True)
-            if self._own_sockets:
-                shutil.rmtree(self._socket_dir, ignore_errors=True)
+            self._sockets.close()
+            for left in (self._ready_file, self._progress_file, self._meeting):
+                left.unlink(missing_ok=True)
 
     async def _live(
         self,
@@ -233,8 +233,6 @@ class GroupProcess:
     def rank_config(self, link: str) -> RankConfig:
         """What the ranks are told; `link` is the leader's address for them."""
         blueprint, settings = self._blueprint, self._blueprint.settings
-        # A fresh file in each life of the group: old entries would name ranks that are gone.
-        meeting = f"meet-{blueprint.incarnation}"
         return RankConfig(
             group=blueprint.group,
             engine=settings.engine,
@@ -251,7 +249,7 @@ class GroupProcess:
             transfer_max_ctas=settings.transfer_max_ctas,
             switch_layers_ahead=settings.switch_layers_ahead,
             link=link,
-            rendezvous=f"file://{(self._folder / meeting).resolve()}",
+            rendezvous=f"file://{self._meeting.resolve()}",
             log_dir=str(self._folder),
             log_format=settings.log_format,
             threads=threads_per_rank(settings.host_ranks or settings.ranks),

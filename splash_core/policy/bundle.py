@@ -22,7 +22,7 @@ from splash_core.policy.switching import decide
 from splash_core.spec.fields import check_version
 
 BUNDLE_VERSION = 2
-"""Of the shape of all that is recorded, which a test holds. 2: snapshots say which decode steps are recorded."""
+"""Of the shape of all that is in one: a test holds it. 2: snapshots say which decode steps are recorded."""
 _WRITE_ANEW = (
     "replay it with the version of Splash that wrote it, or let `splash layout explain --bundle FILE` write "
     "a new one"

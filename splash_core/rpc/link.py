@@ -14,6 +14,7 @@ from splash_core.errors import GroupFailed
 from splash_core.ids import RankId
 from splash_core.pb import rank_pb2
 
+_IPC = "ipc://"
 PUSH_LANE = "/push"
 """What the identity of a rank's second connection ends with."""
 VITALS_LANE = "/vitals"
@@ -55,6 +56,9 @@ class LeaderLink:
         """Drop the connection and everything queued."""
         self._socket.close()
         self._context.term()
+        if self.address.startswith(_IPC):
+            # The library leaves it behind.
+            Path(self.address.removeprefix(_IPC)).unlink(missing_ok=True)
 
 
 class RankLink:
@@ -90,4 +94,4 @@ class RankLink:
 
 def ipc_address(folder: Path) -> str:
     """Where a leader listens for ranks of its own host."""
-    return f"ipc://{folder / 'leader.sock'}"
+    return f"{_IPC}{folder / 'leader.sock'}"
