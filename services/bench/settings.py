@@ -10,7 +10,7 @@ from typing import Any
 from services.bench.shapes import SHAPES
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
-from splash_core.settings_base import RANKS, Output, output, parse_size, setting
+from splash_core.settings_base import COUNT, RANKS, Output, output, parse_size, setting
 from splash_core.switch.manifest import SwitchMode
 from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
@@ -82,7 +82,7 @@ class PrimitivesSettings(BenchSettings):
     batch: str = setting("16", "Requests, a list.")
     context: str = setting("16K,64K,128K", "Cached tokens of each request, a list.", unit="tokens")
     layouts: str = setting("TP,CP,DP,DOP", "Layouts whose switches are measured.")
-    reps: int = setting(20, "Repetitions; the median counts.")
+    reps: int = setting(20, "Repetitions; the median counts.", within=COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class SwitchSettings(BenchSettings):
     layouts: str = setting("TP,CP,DP,DOP", "Layouts between which to switch.")
     directions: str = setting("", "Only these, for example TP:DP,DOP:CP; default: all between the layouts.")
     modes: str = setting("blocking,overlapped", f"Of {', '.join(SwitchMode)}; ready is always measured.")
-    reps: int = setting(15, "Repetitions of each direction, paired and interleaved.")
+    reps: int = setting(15, "Repetitions of each direction, paired and interleaved.", within=COUNT)
     ordinary: int = setting(8, "Decode steps on either side of a switching step.")
     precopy_bytes_per_step: int = setting(
         STAGING_BYTES, "Most that a rank receives beside an ordinary decode step (precopied).", unit="bytes"
@@ -124,9 +124,11 @@ class SweepSettings(BenchSettings):
     batch: str = setting("1,4,16,64", "Requests, a list.")
     input: str = setting("1K,4K,16K", "Prompt tokens (prefill), cached tokens (decode), a list.")
     chunk_tokens: int = setting(16384, "Most rows of a prefill step.", unit="tokens")
-    reps: int = setting(3, "Repetitions of a prefill, as far as --cell-s allows; the median counts.")
+    reps: int = setting(
+        3, "Repetitions of a prefill, as far as --cell-s allows; the median counts.", within=COUNT
+    )
     cell_s: float = setting(20.0, "Time for the repetitions of a prefill cell; one is always made.", unit="s")
-    steps: int = setting(20, "Decode steps; the median counts.")
+    steps: int = setting(20, "Decode steps; the median counts.", within=COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +136,12 @@ class AgreementSettings(BenchSettings):
     """`splash bench agreement`."""
 
     layouts: str = setting("TP,CP,DP,DOP", "Layouts to compare, each with each.")
-    batch: int = setting(16, "Sequences that run side by side.")
-    yardstick_batch: int = setting(4, "The same ones, so many side by side: each layout beside itself.")
-    positions: int = setting(1000, "Decode positions over all sequences, rounded up.")
-    prompt: int = setting(64, "Tokens of each sequence that come before them.", unit="tokens")
+    batch: int = setting(16, "Sequences that run side by side.", within=COUNT)
+    yardstick_batch: int = setting(
+        4, "The same ones, so many side by side: each layout beside itself.", within=COUNT
+    )
+    positions: int = setting(1000, "Decode positions over all sequences, rounded up.", within=COUNT)
+    prompt: int = setting(64, "Tokens of each sequence that come before them.", unit="tokens", within=COUNT)
     head_scale: float = setting(
         4.0, "Factor on logits, for figures like a trained model's; random weights spread them by 1."
     )

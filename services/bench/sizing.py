@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from services.bench.room import check_pages
 from services.bench.settings import ALONE, BenchSettings
 from splash_core.cost.footprint import Deployment, memory_account
 from splash_core.cost.precision import named_precision
@@ -97,6 +98,8 @@ def device_memory(settings: BenchSettings) -> int:
 def _needed_bytes(spec: ModelSpec, settings: BenchSettings, demand: Demand) -> int:
     elem = BY_NAME[settings.dtype].itemsize
     slot = page_bytes(spec, page_size=settings.page_size, elem_bytes=elem)
+    pages = -(-demand.tokens // settings.page_size)
+    check_pages(settings, requests=demand.batch, pages=pages, slot_bytes=slot)
     places = place_matrices(
         {matrix: matrix_elements(spec, matrix) * elem for matrix in Matrix},
         layers=spec.num_mla_layers,

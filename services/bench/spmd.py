@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from services.bench.alone import alone_comms
+from services.bench.room import check_weights
 from services.bench.settings import (
     ALONE,
     INPROCESS,
@@ -32,7 +33,7 @@ from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
 from splash_core.environment import keep_multicast_off
-from splash_core.errors import ConfigError, GroupFailed
+from splash_core.errors import ConfigError, GroupFailed, Infeasible, SplashError
 from splash_core.ids import RankId
 from splash_core.obs.lifeline import die_with_parent
 
@@ -86,6 +87,7 @@ def resolved(settings: BenchSettings) -> BenchSettings:
 
     Raises:
         ConfigError: they contradict each other, or the machine has too few GPUs.
+        Infeasible: the ranks do not fit into the machine's memory.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = settings.device if settings.device != "auto" else ("cuda" if gpus else "cpu")
@@ -110,7 +112,9 @@ def resolved(settings: BenchSettings) -> BenchSettings:
     dtype = settings.dtype if settings.dtype != "auto" else ("bf16" if device == "cuda" else "fp32")
     graphs = settings.graphs if settings.graphs != "auto" else ("on" if device == "cuda" else "off")
     page_size = settings.page_size or (4 if model == "tiny" else 64)
-    return replace(settings, device=device, model=model, dtype=dtype, graphs=graphs, page_size=page_size)
+    decided = replace(settings, device=device, model=model, dtype=dtype, graphs=graphs, page_size=page_size)
+    check_weights(decided)
+    return decided
 
 
 def run_spmd(program: Program, settings: BenchSettings) -> Any:
@@ -121,6 +125,7 @@ def run_spmd(program: Program, settings: BenchSettings) -> Any:
         settings: with everything decided (`resolved`).
 
     Raises:
+        ConfigError: a rank refuses the settings; so does `Infeasible`.
         GroupFailed: a rank failed; the message holds its traceback.
     """
     started = time.monotonic()
@@ -172,7 +177,7 @@ class _Processes:
 
     def _answers(self) -> dict[int, Any]:
         answers: dict[int, Any] = {}
-        failures: dict[int, str] = {}
+        failures: dict[int, str | SplashError] = {}
         while len(answers) + len(failures) < len(self._pipes):
             silent = [
                 rank for rank in range(len(self._pipes)) if rank not in answers and rank not in failures
@@ -187,7 +192,10 @@ class _Processes:
                 (failures if failed else answers)[rank] = answer
         if failures:
             rank = min(failures, key=lambda rank: (_is_secondary(failures[rank]), rank))
-            raise GroupFailed(f"rank {rank} failed:\n{failures[rank]}")
+            failure = failures[rank]
+            if isinstance(failure, SplashError):
+                raise failure
+            raise GroupFailed(f"rank {rank} failed:\n{failure}")
         return answers
 
     def _receive(self, rank: int) -> tuple[bool, Any]:
@@ -209,9 +217,9 @@ class _Processes:
             pipe.close()
 
 
-def _is_secondary(failure: str) -> bool:
+def _is_secondary(failure: str | SplashError) -> bool:
     """True for a rank that only says that another one is gone."""
-    return GroupFailed.__name__ in failure.strip().rpartition("\n")[2]
+    return isinstance(failure, str) and GroupFailed.__name__ in failure.strip().rpartition("\n")[2]
 
 
 def _rank_main(
@@ -229,6 +237,11 @@ def _rank_main(
             answer = program(RankHost(comms=comms, started=started), settings)
             # Answered before the communicators are taken down, which may hang.
             pipe.send((False, answer if rank == 0 else None))
+    except (ConfigError, Infeasible) as error:
+        # The operator's, who needs no traceback.
+        with suppress(OSError):
+            pipe.send((True, error))
+        raise SystemExit(1) from None
     except BaseException:
         # The parent may have gone, or have the answer already.
         with suppress(OSError):

@@ -157,11 +157,10 @@ async def serve(
         for server, task in zip(servers, running, strict=True):
             vitals.release(task)
             server.should_exit = True
-        ended = asyncio.gather(*running, return_exceptions=True)
-        await _first_of(ended, forced.wait())
+        await _first_of(asyncio.wait(running), forced.wait())
         for server in servers:
             server.force_exit = True
-        await ended
+        await asyncio.wait(running)
     finally:
         for task in running:
             task.cancel()

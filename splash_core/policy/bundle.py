@@ -144,8 +144,11 @@ def _differences(old: Tree, new: Tree, path: str) -> Iterable[tuple[str, Tree, T
         left, right = cast("dict[str, Tree]", old), cast("dict[str, Tree]", new)
         for key in sorted(left.keys() | right.keys()):
             yield from _differences(left.get(key), right.get(key), f"{path}.{key}")
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+    elif isinstance(old, list) and isinstance(new, list):
+        ours, theirs = cast("list[Tree]", old), cast("list[Tree]", new)
+        if len(ours) != len(theirs):
+            yield path, old, new
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
             yield from _differences(one, other, f"{path}[{index}]")
     elif json.dumps(_as_read(old, new)) != json.dumps(new):
         yield path, old, new

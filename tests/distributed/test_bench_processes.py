@@ -12,7 +12,7 @@ import pytest
 from services.bench import switch
 from services.bench.settings import BenchSettings, SwitchSettings
 from services.bench.spmd import RankHost, resolved, run_spmd
-from splash_core.errors import GroupFailed
+from splash_core.errors import GroupFailed, Infeasible
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {"device": "cpu", "model": "tiny", "layers": 2, "warmup": 0}
@@ -23,6 +23,14 @@ def failing(host: RankHost, settings: BenchSettings) -> None:
     del settings
     if host.rank == 1:
         raise ValueError("the flux is gone")
+    host.agree(0.0)
+
+
+def refusing(host: RankHost, settings: BenchSettings) -> None:
+    """What is asked for does not fit rank 1."""
+    del settings
+    if host.rank == 1:
+        raise Infeasible("too large", nearest="less")
     host.agree(0.0)
 
 
@@ -46,6 +54,12 @@ def test_numbers_of_all_ranks_meet_and_rank_0_answers(backend: str) -> None:
 def test_a_failure_ends_the_run_and_names_its_cause() -> None:
     with pytest.raises(GroupFailed, match=r"rank 1 failed(?s:.*)the flux is gone"):
         run_spmd(failing, resolved(BenchSettings(**TINY, ranks=2, step_timeout_s=20.0)))
+    assert_no_rank_left()
+
+
+def test_what_a_rank_refuses_is_refused_in_its_words() -> None:
+    with pytest.raises(Infeasible, match=r"^too large; nearest feasible: less$"):
+        run_spmd(refusing, resolved(BenchSettings(**TINY, ranks=2, step_timeout_s=20.0)))
     assert_no_rank_left()
 
 

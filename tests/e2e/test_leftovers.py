@@ -69,8 +69,8 @@ def test_a_stack_leaves_no_socket_behind(tiny_v3: Path, temporary: Path, deep: s
         command += ["--engine", "fake", "--run-dir", str(run_dir), "--port", "0", "--admin-port", "0"]
         command += ["--page-size", "8", "--kv-bytes", "1M", "--policy", "off", "--drain-timeout-s", "2"]
         up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert up.stdout is not None
         try:
-            assert up.stdout is not None
             assert up.stdout.readline(), "it is ready"
             up.send_signal(signal.SIGTERM)
             assert up.wait(WITHIN_S) == 0
