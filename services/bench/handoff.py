@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from services.bench.room import check_bytes
 from splash_core.errors import Unavailable
 from splash_core.settings_base import Output, Range, output, setting
 from splash_core.transport.abi import KvAbi
@@ -60,6 +61,11 @@ def handoff_rows(settings: HandoffSettings, progress: Progress) -> list[dict[str
         settings: sizes and repetitions.
         progress: told what is measured next.
     """
+    check_bytes(
+        2 * settings.handoff_bytes,
+        f"two arenas of {settings.handoff_bytes} bytes",
+        "a smaller --handoff-bytes",
+    )
     rows: list[dict[str, Any]] = []
     for name in (part.strip() for part in settings.transports.split(",")):
         options = TransportOptions(name=name)

@@ -26,7 +26,7 @@ def check_weights(settings: BenchSettings) -> None:
     spec = measured_spec(settings.model, layers=settings.layers, experts=settings.experts)
     each = weight_bytes(spec, settings) + settings.arena_bytes
     here = 1 if settings.backend == ALONE else settings.ranks
-    _check(
+    check_bytes(
         here * each,
         f"{here} ranks, with {spec.layers} layers and arenas of {settings.arena_bytes} bytes,",
         "fewer --layers, --experts or --ranks, or a smaller --arena-bytes",
@@ -40,7 +40,7 @@ def check_pages(settings: BenchSettings, *, requests: int, pages: int, slot_byte
         Infeasible: they do not.
     """
     if settings.device == "cpu":
-        _check(
+        check_bytes(
             requests * pages * slot_bytes,
             f"{requests} requests of {pages} pages of {slot_bytes} bytes",
             "a smaller --batch, fewer tokens, or a smaller --page-size",
@@ -54,7 +54,12 @@ def weight_bytes(spec: ModelSpec, settings: BenchSettings) -> int:
     return rest + projection_bytes(spec, elem_bytes=precision.kv_bytes) // settings.ranks
 
 
-def _check(num_bytes: int, what: str, nearest: str) -> None:
+def check_bytes(num_bytes: int, what: str, nearest: str) -> None:
+    """Return if so many bytes of the host's memory could be there; `what` takes them.
+
+    Raises:
+        Infeasible: they are not; `nearest` is what to ask for instead.
+    """
     there = memory_limit()
     if num_bytes > there:
         raise Infeasible(

@@ -111,7 +111,9 @@ class CapacitySettings(BenchSettings):
     """`splash bench capacity`."""
 
     layouts: str = setting("", "Layouts to fill; default: all.")
-    chunk_tokens: int = setting(16384, "Rows of the largest step, for which room is left.", unit="tokens")
+    chunk_tokens: int = setting(
+        16384, "Rows of the largest step, for which room is left.", unit="tokens", within=COUNT
+    )
     batch: str = setting("1,16,64", "Requests of the decode steps that are recorded, a list.")
 
 
@@ -123,7 +125,7 @@ class SweepSettings(BenchSettings):
     layouts: str = setting("", "Layouts to measure; default: all.")
     batch: str = setting("1,4,16,64", "Requests, a list.")
     input: str = setting("1K,4K,16K", "Prompt tokens (prefill), cached tokens (decode), a list.")
-    chunk_tokens: int = setting(16384, "Most rows of a prefill step.", unit="tokens")
+    chunk_tokens: int = setting(16384, "Most rows of a prefill step.", unit="tokens", within=COUNT)
     reps: int = setting(
         3, "Repetitions of a prefill, as far as --cell-s allows; the median counts.", within=COUNT
     )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.bench.handoff import HandoffSettings, handoff_rows
 from services.bench.room import check_pages, check_weights, weight_bytes
 from services.bench.settings import INPROCESS, PrimitivesSettings
 from services.bench.shapes import measured_spec
@@ -43,6 +44,11 @@ def test_pages_that_no_host_holds_are_refused_before_they_are_counted() -> None:
     for requests, pages, slot_bytes in ((HUGE, 1, 4096), (1, HUGE, 4096), (1, 1, HUGE)):
         with pytest.raises(Infeasible, match="a smaller --batch, fewer tokens, or a smaller --page-size"):
             check_pages(settings(), requests=requests, pages=pages, slot_bytes=slot_bytes)
+
+
+def test_a_handoff_that_no_host_holds_is_refused() -> None:
+    with pytest.raises(Infeasible, match=r"two arenas of .*nearest feasible: a smaller --handoff-bytes"):
+        handoff_rows(HandoffSettings(handoff_bytes=HUGE), lambda stage: None)
 
 
 def test_no_repetition_at_all_is_refused() -> None:
