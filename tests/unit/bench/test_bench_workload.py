@@ -53,7 +53,7 @@ def test_document_says_where_it_was_measured(tmp_path: Path) -> None:
     document = measured_here("serve", settings={"reps": 3}, rows=[{"what": "decode"}])
     path = document.write(tmp_path)
     written = json.loads(path.read_text())
-    assert set(written) == {"bench", "machine", "commit", "date", "settings", "rows"}
+    assert set(written) == {"bench", "version", "machine", "commit", "date", "settings", "rows"}
     assert written["rows"] == [{"what": "decode"}]
     assert written["settings"] == {"reps": 3}
     assert written["commit"]
