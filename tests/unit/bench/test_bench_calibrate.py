@@ -5,18 +5,20 @@ import math
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from services.bench.calibrate_beside import besides_of
+from services.bench.calibrate_beside import BesideTransfers, besides_of
 from services.bench.calibrate_command import calibrate
 from services.bench.calibrate_fit import concluded, model_of, profile_of, steps_of
 from services.bench.calibrate_grid import HELD_OUT_EVERY, Grid, Mix, held_out
 from services.bench.calibrate_settings import CalibrateSettings
 from services.bench.results_page import section
+from services.bench.rig import Rig
 from services.bench.settings import INPROCESS
 from services.bench.shapes import measured_spec
+from services.bench.spmd import resolved
 from splash_core.cost.accuracy import choices
 from splash_core.cost.interference import with_interference
 from splash_core.cost.profile import HardwareProfile, analytical_profile
@@ -118,6 +120,11 @@ def test_measured_interference_is_in_the_profile_and_in_the_price(
     assert cost.slowed_s == pytest.approx(0.75 * 3 * cost.exposed_s)
     without = {**document, "rows": [row for row in document["rows"] if "beside" not in row]}
     assert profile_of(concluded(without)).interference == named_gpu("cpu").interference
+
+
+def test_one_rank_has_nothing_beside_its_steps() -> None:
+    settings = resolved(CalibrateSettings(**(TINY | {"ranks": 1})))
+    assert list(BesideTransfers(cast("Rig", None), settings).rows()) == []
 
 
 def test_recorded_steps_and_collectives_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
