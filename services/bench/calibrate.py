@@ -1,4 +1,4 @@
-"""`splash calibrate`: single operations, then whole steps over a grid of batches, then the fit of θ.
+"""`splash calibrate`: single operations, steps beside transfers, whole steps over a grid, then the fit of θ.
 
 A step's time is that from the end of the step before to its own end, as in service. Every batch runs in every
 layout, one after the other, so that what a policy has to compare is measured side by side.
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from services.bench.calibrate_beside import BesideTransfers
 from services.bench.calibrate_grid import Grid, TestBatch, held_out
 from services.bench.calibrate_micro import Micro
 from services.bench.calibrate_settings import CalibrateSettings
@@ -44,6 +45,9 @@ def run(host: RankHost, settings: CalibrateSettings) -> dict[str, Any]:
     recorder.say("single operations")
     micro = Micro(rig, reps=2 * settings.reps, most_rows=max(grid.rows), most_tokens=settings.most_tokens)
     for row in micro.rows():
+        recorder.add(row)
+    recorder.say("steps beside transfers")
+    for row in BesideTransfers(rig, settings).rows():
         recorder.add(row)
     steps = Steps(rig, settings)
     waiting = deque(numbered(grid.in_order(settings.seed)))

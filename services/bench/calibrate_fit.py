@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from services.bench.calibrate_beside import besides_of
 from services.bench.calibrate_served import served_of
 from services.bench.shapes import SHAPES, measured_spec
 from splash_core.cost.accuracy import Accuracy
 from splash_core.cost.fit import Measured, fit
+from splash_core.cost.interference import with_interference
 from splash_core.cost.measured_on import layer_shape
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
@@ -39,6 +41,7 @@ def concluded(document: Document) -> dict[str, Any]:
     accuracy = Accuracy.of(replace(model, profile=profile), steps)
     provenance = _provenance(document, accuracy)
     named = replace(profile, name=_name(settings), ranks=settings["ranks"], provenance=provenance)
+    named = with_interference(named, besides_of(rows))
     named = with_service(replace(model, profile=named), served_of(rows))
     return {
         **document,

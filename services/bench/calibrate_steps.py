@@ -69,8 +69,6 @@ class Steps:
         self._rig = rig
         self._settings = settings
         self._turn = -1
-        largest = max(sizes(settings.batch, "--batch"))
-        self._buckets = [1 << exponent for exponent in range((largest - 1).bit_length() + 1)]
 
     def measure(self, batch: TestBatch, layouts: Sequence[Layout]) -> list[dict[str, Any]]:
         """A row for each layout, with the reason where the batch does not fit it."""
@@ -121,7 +119,7 @@ class Steps:
         group.put([(item.history, item.owner) for item in batch.requests])
         recorded: Mapping[str, Any] = {}
         if batch.phase is Phase.DECODE:
-            recorded = rig.record_decode(layout, self._buckets)
+            recorded = rig.record_decode(layout, recorded_rows(self._settings))
         plans = self._plans(batch)
         run = rig.intervals(plans)
         skipped = self._settings.warmup + 1
@@ -150,6 +148,12 @@ class Steps:
             if item.draws:
                 drawing.append(seq)
         return group.step(rows, sampled=drawing)
+
+
+def recorded_rows(settings: CalibrateSettings) -> list[int]:
+    """Numbers of home rows for which decode steps are recorded."""
+    largest = max(sizes(settings.batch, "--batch"))
+    return [1 << exponent for exponent in range((largest - 1).bit_length() + 1)]
 
 
 def is_spoilt(rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -25,6 +25,7 @@ def calibrate_tables(document: Mapping[str, Any]) -> str:
         _errors(accuracy["groups"]),
         _choices(accuracy["choices"]),
         f"{held if accuracy['holds'] else missed}\n",
+        _beside(document["rows"], profile),
         _served(document["rows"], profile),
     )
     return "\n".join(part for part in parts if part)
@@ -94,6 +95,25 @@ def _choices(choices: list[Row]) -> str:
         if one["held_out"] and one["slower"] > NEAR
     ]
     return table + ("\nHeld-out choices that were not:\n\n" + "".join(bad) if bad else "")
+
+
+def _beside(rows: list[Row], profile: Mapping[str, Any]) -> str:
+    """What transfers slow steps down by, and the pairs that say so; empty where none were measured."""
+    beside = [row for row in rows if "beside" in row]
+    if not beside:
+        return ""
+    table = markdown_table(
+        {
+            "step": lambda row: row["beside"],
+            "transfer": lambda row: f"{row['bytes'] / 2**20:,.1f} MiB",
+            "alone ms": lambda row: _three(row["alone_ms"]),
+            "step ms": lambda row: ", ".join(map(_three, row["plain_ms"])),
+            "beside it ms": lambda row: ", ".join(map(_three, row["beside_ms"])),
+        },
+        beside,
+    )
+    slowed = _three(profile["interference"])
+    return f"A second of transfer that hides slows a step down by {slowed} s.\n\n{table}"
 
 
 def _served(rows: list[Row], profile: Mapping[str, Any]) -> str:

@@ -255,6 +255,9 @@ others waited. The time that repetitions took decides nothing.
     of limit = median over steps of error / max(15 %, 2 × spread); it holds at 1 or less
     choice   = the layout whose predicted time for a batch is least. Good if measured to be the best or at
                most 5 % slower; it holds if 90 % are, in each phase
+    slowed   = seconds of slow-down per second of a transfer that hides, equation (13) of docs/model.md: of a
+               step alone, and beside whole pages to the next rank that take about half of it, in turns; each
+               time is the median of four equal steps in a row
     gap      = (time in which all streams of a running stack decode) · streams / tokens told in it, of each
                round. Service adds a step and b a token: least squares of (predicted + a + b · streams) / gap
                to 1, neither below 0, over all layouts together (`--streams`)

@@ -93,7 +93,7 @@ class HardwareProfile:
     draw_s: Annotated[float, Overhead(shown="per token drawn", first=0.5)] = 0.0
     """Per token drawn on a rank."""
     interference: Annotated[float, Given()] = 0.0
-    """Seconds of slow-down per second of transfer hidden behind computation."""
+    """Seconds of slow-down per second of transfer hidden behind computation (`cost.interference`)."""
     served_step_s: Annotated[float, Given()] = 0.0
     """Per step in service: by what leader, router and clients on the host make it longer (`cost.served`)."""
     served_token_s: Annotated[float, Given()] = 0.0

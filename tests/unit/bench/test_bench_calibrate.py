@@ -1,27 +1,34 @@
 """`splash calibrate` at tiny size on CPU: what it writes is complete and usable; never how fast it is."""
 
 import json
+import math
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from services.bench.calibrate_beside import BesideTransfers, besides_of
 from services.bench.calibrate_command import calibrate
-from services.bench.calibrate_fit import model_of, profile_of, steps_of
+from services.bench.calibrate_fit import concluded, model_of, profile_of, steps_of
 from services.bench.calibrate_grid import HELD_OUT_EVERY, Grid, Mix, held_out
 from services.bench.calibrate_settings import CalibrateSettings
 from services.bench.results_page import section
+from services.bench.rig import Rig
 from services.bench.settings import INPROCESS
 from services.bench.shapes import measured_spec
+from services.bench.spmd import resolved
 from services.outputs import check_outputs
 from splash_core.cost.accuracy import choices
-from splash_core.cost.profile import HardwareProfile
+from splash_core.cost.interference import with_interference
+from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.cost.samples import operations_of
+from splash_core.cost.switch import SwitchBytes, switch_cost
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Phase
+from splash_core.spec.hardware import named_gpu
 
 LAYOUTS = ("TP", "CP", "DP", "DOP")
 GRID = Grid(
@@ -88,11 +95,37 @@ def test_a_tiny_calibration_is_complete(tmp_path: Path, capsys: pytest.CaptureFi
     _check_rows(document)
     _check_profile(document, tmp_path / "p" / "profile.json")
     _check_accuracy(document)
+    _check_interference(document)
     (written,) = tmp_path.glob("calibrate-*.json")
     assert json.loads(written.read_text()) == document
     assert "Held-out" in section(document)
     again = run(CalibrateSettings(measured=str(written)), capsys)
     assert {name: value for name, value in again.items() if name != "file"} == document
+
+
+def test_measured_interference_is_in_the_profile_and_in_the_price(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few: dict[str, Any] = TINY | {"batch": "1,2", "prompts": "1", "rows": "4", "layouts": "DP"}
+    document = run(CalibrateSettings(**few), capsys)
+    _check_interference(document)
+    for row in document["rows"]:
+        if "beside" in row:
+            row |= {"alone_ms": 4.0, "plain_ms": [10.0, 20.0], "beside_ms": [13.0, 23.0]}
+    profile = profile_of(concluded(document))
+    assert profile.interference == pytest.approx(0.75)
+    assert profile.provenance.note.endswith("; interference of 4 pairs of steps")
+    assert HardwareProfile.from_json(profile.to_json()) == profile
+    moved, model = SwitchBytes(weights=0, kv=1 << 20), model_of(concluded(document))
+    cost = switch_cost(model.profile, moved, layers=4, step_s=1e9)
+    assert cost.slowed_s == pytest.approx(0.75 * 3 * cost.exposed_s)
+    without = {**document, "rows": [row for row in document["rows"] if "beside" not in row]}
+    assert profile_of(concluded(without)).interference == named_gpu("cpu").interference
+
+
+def test_one_rank_has_nothing_beside_its_steps() -> None:
+    settings = resolved(CalibrateSettings(**(TINY | {"ranks": 1})))
+    assert list(BesideTransfers(cast("Rig", None), settings).rows()) == []
 
 
 def test_recorded_steps_and_collectives_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +134,7 @@ def test_recorded_steps_and_collectives_of_their_own(capsys: pytest.CaptureFixtu
     decodes = [row for row in document["rows"] if row.get("phase") == "decode"]
     assert decodes
     assert all("graph_bytes" in row and row["layout"] in ("DP", "DOP") for row in decodes)
+    _check_interference(document)
 
 
 def test_small_collectives_count_as_recorded_steps_make_them() -> None:
@@ -153,6 +187,24 @@ def _check_profile(document: dict[str, Any], path: Path) -> None:
     assert (provenance.source, provenance.commit, profile.ranks) == ("measured", "abc", 2)
     assert provenance.machine == document["machine"]
     assert set(provenance.residuals) == {f"{phase.value}/{layout}" for phase in Phase for layout in LAYOUTS}
+
+
+def _check_interference(document: dict[str, Any]) -> None:
+    """Transfers of known bytes beside steps of both phases, in pairs."""
+    beside = [row for row in document["rows"] if "beside" in row]
+    assert [row["beside"] for row in beside] == [phase.value for phase in Phase]
+    for row in beside:
+        assert row["bytes"] > 0
+        assert len(row["plain_ms"]) == len(row["beside_ms"]) == settings_reps(document)
+        assert all(ms > 0 for ms in (row["alone_ms"], *row["plain_ms"], *row["beside_ms"]))
+    found = profile_of(document)
+    assert math.isfinite(found.interference)
+    assert found.interference == with_interference(named_profile(), besides_of(beside)).interference
+    assert f"slows a step down by {found.interference:.3g} s" in section(document)
+
+
+def named_profile() -> HardwareProfile:
+    return analytical_profile(named_gpu("cpu"), dtype="fp32")
 
 
 def _check_accuracy(document: dict[str, Any]) -> None:
