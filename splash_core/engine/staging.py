@@ -18,6 +18,9 @@ from splash_core.switch.manifest import Chunk, Flow
 Span = tuple[int, int]
 """First row, and the row after the last."""
 
+_ALIGNED = 2
+"""Indices of 8 bytes: kernels want memory that begins at a multiple of 16."""
+
 
 def lay_out(flows: Iterable[Flow]) -> tuple[Column, dict[RankId, Span]]:
     """Rows to gather so that what each peer gets lies side by side.
@@ -70,10 +73,10 @@ class ChunkWork:
         for flow in incoming:
             self.recvs[flow.src] = self.num_rows, self.num_rows + len(flow)
             self.num_rows += len(flow)
-        self.slots = joined(
-            [sent, *(flow.src_slots for flow in kept), *(flow.dst_slots for flow in (*kept, *incoming))]
-        )
-        """Of `read_slots`, then of `write_slots`."""
+        self.reads = joined([sent, *(flow.src_slots for flow in kept)])
+        """`read_slots`, on the host."""
+        self.writes = joined(flow.dst_slots for flow in (*kept, *incoming))
+        """`write_slots`, on the host."""
 
     @cached_property
     def found_at(self) -> dict[RankId, Span]:
@@ -92,12 +95,10 @@ def prepare(chunks: Sequence[Chunk], *, rank: RankId, device: torch.device) -> l
         device: where the arena lives.
     """
     works = [ChunkWork(chunk, rank) for chunk in chunks]
-    indices = _uploaded(joined(work.slots for work in works), device)
-    at = 0
+    columns = [slots for work in works for slots in (work.reads, work.writes)]
+    placed = iter(_uploaded(columns, device))
     for work in works:
-        middle, end = at + work.num_read, at + len(work.slots)
-        work.read_slots, work.write_slots = indices[at:middle], indices[middle:end]
-        at = end
+        work.read_slots, work.write_slots = next(placed), next(placed)
     return works
 
 
@@ -136,11 +137,18 @@ def _find(rows: Column, slot: int) -> int:
         return len(rows)
 
 
-def _uploaded(slots: Column, device: torch.device) -> Tensor:
-    """`[len(slots)]` int64 on the device; the host does not wait for the copy."""
-    if not slots:
-        return torch.empty(0, dtype=torch.long, device=device)
+def _uploaded(columns: Sequence[Column], device: torch.device) -> list[Tensor]:
+    """Each column as int64 on the device, out of one copy; the host does not wait for it."""
+    whole, starts = column(), list[int]()
+    for slots in columns:
+        # Kernels are compiled again for indices that begin anywhere else.
+        whole.extend([0] * (-len(whole) % _ALIGNED))
+        starts.append(len(whole))
+        whole += slots
+    if not whole:
+        return [torch.empty(0, dtype=torch.long, device=device) for _ in columns]
     on_gpu = device.type == "cuda"
-    indices = torch.empty(len(slots), dtype=torch.long, pin_memory=on_gpu)
-    indices.copy_(torch.frombuffer(slots, dtype=torch.int32))
-    return indices.to(device, non_blocking=on_gpu)
+    indices = torch.empty(len(whole), dtype=torch.long, pin_memory=on_gpu)
+    indices.copy_(torch.frombuffer(whole, dtype=torch.int32))
+    indices = indices.to(device, non_blocking=on_gpu)
+    return [indices[at : at + len(slots)] for at, slots in zip(starts, columns, strict=True)]

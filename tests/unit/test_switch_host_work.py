@@ -200,4 +200,5 @@ def test_indices_of_all_chunks_come_in_one_copy() -> None:
     tensors = [slots for work in works for slots in (work.read_slots, work.write_slots)]
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
     assert [len(tensor) for tensor in tensors] == [5, 10, 7, 14, 0, 0, 2, 4]
+    assert all(tensor.storage_offset() % 2 == 0 for tensor in tensors), "16 bytes, as kernels want them"
     assert prepare([], rank=RankId(0), device=torch.device("cpu")) == []
