@@ -25,9 +25,8 @@ from splash_core.policy.snapshot import WaitingSequence
 from splash_core.rpc.codec import logprobs_to_pb, sampling_from_pb
 from splash_core.rpc.errors import abort
 from splash_core.scheduling.events import PrefilledEvent
-from splash_core.scheduling.sequence import SeqState
 from splash_core.scheduling.step import StepPlan
-from splash_core.spec.request import MOST_PRIORITY
+from splash_core.spec.request import Purpose
 from splash_core.switch.handoff import check_landing, layer_ranges
 
 
@@ -130,8 +129,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             stream = self._leader.open_stream(seq)
             event = await _prefilled(stream, handoff)
             prefilled = time.monotonic()
-            # Prompts that go behind all others, as the correctness canary does, say nothing of users' TTFT.
-            if event.first_token is not None and sampling.priority < MOST_PRIORITY:
+            if event.first_token is not None and sampling.purpose is Purpose.USER:
                 self._leader.note_first_token((stream.first_event_at or prefilled) - began)
             if handoff is not None:
                 await _hand_over(handoff, event, num_tokens=len(request.prompt))
@@ -180,10 +178,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             self._leader.cancel(seq)
 
     def _check_room(self, new_tokens: int) -> None:
-        scheduler = self._leader.scheduler
+        tokens = self._leader.scheduler.kv_tokens()
         check_room(
-            waiting=scheduler.count(SeqState.WAITING),
-            tokens=scheduler.kv_tokens().waiting,
+            waiting=tokens.waiting_sequences,
+            tokens=tokens.waiting,
             new_tokens=new_tokens,
             max_requests=self._blueprint.settings.queue_requests,
             max_tokens=self._blueprint.settings.queue_tokens,

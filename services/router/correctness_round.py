@@ -22,13 +22,13 @@ from splash_core.dispatch.placement import Pair
 from splash_core.errors import Unavailable
 from splash_core.policy.correctness import Answer, Said
 from splash_core.scheduling.step import TokenLogprobs
-from splash_core.spec.request import MOST_PRIORITY, SamplingParams
+from splash_core.spec.request import Purpose, SamplingParams
 
 ANSWER_TOKENS = 24
 SAMPLING = SamplingParams(
-    temperature=0.0, max_tokens=ANSWER_TOKENS, min_tokens=0, logprobs=2, priority=MOST_PRIORITY
+    temperature=0.0, max_tokens=ANSWER_TOKENS, min_tokens=0, logprobs=2, purpose=Purpose.PROBE
 )
-"""Greedy, to the full length, behind everybody else."""
+"""Greedy, to the full length, and marked as nobody's."""
 
 
 @dataclass(slots=True, kw_only=True)

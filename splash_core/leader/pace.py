@@ -6,8 +6,10 @@ Invariant: a switching step never enters the history, so a switch is always meas
 from collections import OrderedDict, deque
 from statistics import median
 
+from splash_core.ids import SeqId
 from splash_core.policy.step_totals import StepTotals
 from splash_core.scheduling.step import StepPlan
+from splash_core.spec.request import Purpose
 
 _WINDOW = 8
 _SHAPES = 64
@@ -23,7 +25,9 @@ class StepPace:
         self._by_shape: OrderedDict[Shape, deque[float]] = OrderedDict()
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self.totals = StepTotals()
-        """Of all steps, those with a manifest too, and of all prompts."""
+        """Of what users get, in steps with a manifest too: probes are left out."""
+        self._probes: set[SeqId] = set()
+        """Those that ranks have."""
 
     @staticmethod
     def shape(plan: StepPlan) -> Shape:
@@ -32,8 +36,7 @@ class StepPace:
 
     def record(self, plan: StepPlan, step_s: float) -> None:
         """Enter a step's time on its slowest rank; steps with a manifest count in the totals only."""
-        sequences, rows = self.shape(plan)
-        self.totals = self.totals.with_step(rows=rows, sequences=sequences, step_s=step_s)
+        self._count(plan, step_s)
         if plan.manifest is not None:
             return
         self._recent.append(step_s)
@@ -43,8 +46,16 @@ class StepPace:
         if len(self._by_shape) > _SHAPES:
             self._by_shape.popitem(last=False)
 
+    def _count(self, plan: StepPlan, step_s: float) -> None:
+        """Add a step to the totals, unless it ran for probes alone."""
+        self._probes.difference_update(plan.finished)
+        self._probes.update(new.seq for new in plan.started if new.sampling.purpose is Purpose.PROBE)
+        users = [rows.count for rows in plan.sequences if rows.seq not in self._probes]
+        if users or not plan.sequences:
+            self.totals = self.totals.with_step(rows=sum(users), sequences=len(users), step_s=step_s)
+
     def first_token(self, ttft_s: float) -> None:
-        """Enter the time of a prompt from its arrival to its first token."""
+        """Enter the time of a user's prompt from its arrival to its first token."""
         self.totals = self.totals.with_prompt(ttft_s=ttft_s)
 
     def forget(self) -> None:

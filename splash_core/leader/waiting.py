@@ -1,7 +1,8 @@
-"""The bounded queue in front of a decode group's pages: first in first out, but for priorities.
+"""The bounded queue in front of a decode group's pages: first in first out, but for priorities and probes.
 
 Invariant: a request waits in exactly one place, in order of precedence, until it is granted, refused or
-leaves; beyond the bound a new one is refused at once with a time to come back.
+leaves; beyond the bound, which counts users' requests alone, a new one is refused at once with a time to
+come back.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from splash_core.errors import Overloaded, SplashError
 from splash_core.ids import RequestId
 from splash_core.policy.snapshot import WaitingSequence
 from splash_core.scheduling.leases import Grant
-from splash_core.spec.request import SamplingParams
+from splash_core.spec.request import Purpose, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,9 @@ class _Waiter:
     grant: "asyncio.Future[Grant]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
-    def precedence(self) -> tuple[float, int]:
+    def precedence(self) -> tuple[Purpose, float, int]:
         """Smaller goes first, as in the scheduler."""
-        return self.arrival.sampling.precedence_s(self.arrival.since), self.number
+        return *self.arrival.sampling.precedence(self.arrival.since), self.number
 
 
 class WaitingRoom:
@@ -46,8 +47,8 @@ class WaitingRoom:
     Args:
         reserve: tries to lease pages; None means not now; may raise an error of the request.
         give_back: called with a grant that nobody waits for any more.
-        max_requests: most waiting requests.
-        max_tokens: most prompt tokens of all waiting requests.
+        max_requests: most waiting requests of users.
+        max_tokens: most prompt tokens of those.
     """
 
     def __init__(
@@ -68,11 +69,6 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    @property
-    def tokens(self) -> int:
-        """Prompt tokens of all waiting requests."""
-        return sum(len(waiter.arrival.prompt) for waiter in self._waiters)
-
     def queued(self) -> tuple[WaitingSequence, ...]:
         """What a policy may see of the queue."""
         return tuple(
@@ -90,8 +86,9 @@ class WaitingRoom:
             Overloaded: the queue is full; carries the time to come back.
             ContextTooLong: the request can never fit.
         """
+        users = [len(one.arrival.prompt) for one in self._waiters if one.precedence[0] is Purpose.USER]
         check_room(
-            waiting=len(self), tokens=self.tokens, new_tokens=len(arrival.prompt),
+            waiting=len(users), tokens=sum(users), new_tokens=len(arrival.prompt),
             max_requests=self._max_requests, max_tokens=self._max_tokens,
         )  # fmt: skip
         waiter = _Waiter(arrival, next(self._numbers))

@@ -1,5 +1,7 @@
 """What a group's steps and prompts have amounted to since its start, so that any two moments can be compared.
 
+Only users' sequences and prompts count, and steps that ran some: the router's probes are no load of anybody.
+
 Invariant: totals only grow within a life of the group.
 """
 

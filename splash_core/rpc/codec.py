@@ -31,8 +31,10 @@ from splash_core.scheduling.step import (
     TakenRows,
     TokenLogprobs,
 )
-from splash_core.spec.request import SamplingParams
+from splash_core.spec.request import Purpose, SamplingParams
 from splash_core.switch.manifest import Primitive, SwitchManifest, SwitchMode
+
+_PURPOSES = {Purpose.USER: common_pb2.PURPOSE_USER, Purpose.PROBE: common_pb2.PURPOSE_PROBE}
 
 
 def sampling_to_pb(value: SamplingParams) -> common_pb2.Sampling:
@@ -53,6 +55,7 @@ def sampling_to_pb(value: SamplingParams) -> common_pb2.Sampling:
         min_tokens=value.min_tokens,
         stop_token_ids=value.stop_token_ids,
         priority=value.priority,
+        purpose=_PURPOSES[value.purpose],
     )
 
 
@@ -75,6 +78,8 @@ def sampling_from_pb(message: common_pb2.Sampling) -> SamplingParams:
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         priority=message.priority,
+        # A purpose that a newer peer has and this one does not know is a user's, too.
+        purpose=Purpose.PROBE if message.purpose == common_pb2.PURPOSE_PROBE else Purpose.USER,
     )
 
 

@@ -1,8 +1,9 @@
 """Pages held by sequences, as batching, admission, owners and snapshots see them; and who gives way to whom.
 
 Two kinds: `Residency` keeps a page table, the simulator counts. Precedence is age, moved by priority, in
-both: only a younger sequence is ever preempted for an older one. So the oldest always gets what it needs,
-as soon as pages in use outside the group come back, and every sequence that was admitted finishes.
+both, with all users before all probes: only a younger sequence is ever preempted for an older one. So the
+oldest user always gets what it needs, as soon as pages in use outside the group come back, and every
+sequence of a user that was admitted finishes; a probe does while users leave it room.
 """
 
 from abc import ABC, abstractmethod

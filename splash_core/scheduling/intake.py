@@ -62,8 +62,11 @@ class Intake:
         if sampling.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1 to decode, got 0", param="max_tokens")
         sequence = self._new(request_id, prompt, sampling)
-        # Preempted sequences come first: a lease must not take the room that they wait for.
-        if self._roster.within(SeqState.WAITING) or len(self._roster.active()) >= self._config.max_running:
+        # Preempted sequences come first, but not probes: a lease must not take the room that they wait for.
+        preempted = [waiting.sampling.purpose for waiting in self._roster.within(SeqState.WAITING)]
+        if preempted and min(preempted) <= sampling.purpose:
+            return None
+        if len(self._roster.active()) >= self._config.max_running:
             return None
         owner = self._admission.choose_owner(sequence, landing=True)
         if owner is None:

@@ -12,6 +12,7 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Holding, Present
 from splash_core.scheduling.roles import Role
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
+from splash_core.spec.request import Purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,9 @@ class KvTokens:
     projected: int
     """Of everything admitted, prompt and projected output."""
     waiting: int
-    """Of sequences that are not admitted: what their prompts come to hold."""
+    """Of users' sequences that are not admitted: what their prompts come to hold."""
+    waiting_sequences: int
+    """How many those are."""
 
 
 class LoadViews:
@@ -48,11 +51,17 @@ class LoadViews:
     def kv_tokens(self) -> KvTokens:
         """Tokens used, offered and promised."""
         active = self._roster.active()
+        waiting = [
+            sequence.length
+            for sequence in self._roster.within(SeqState.WAITING)
+            if sequence.sampling.purpose is Purpose.USER
+        ]
         return KvTokens(
             used=sum(sequence.cached for sequence in active),
             total=self._holding.capacity(self._present.layout).distinct_tokens,
             projected=sum(sequence.held_tokens for sequence in active),
-            waiting=sum(sequence.length for sequence in self._roster.within(SeqState.WAITING)),
+            waiting=sum(waiting),
+            waiting_sequences=len(waiting),
         )
 
     def snapshot(

@@ -12,7 +12,7 @@ from enum import StrEnum
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, RequestId, SeqId, StepId
 from splash_core.scheduling.step import TokenLogprobs
-from splash_core.spec.request import SamplingParams
+from splash_core.spec.request import Purpose, SamplingParams
 
 
 class SeqState(StrEnum):
@@ -64,9 +64,10 @@ class Sequence:
     last of them, has ended."""
 
     @property
-    def precedence(self) -> tuple[float, SeqId]:
-        """Smaller goes first: arrival, moved by priority. It never changes, so nobody waits for ever."""
-        return self.sampling.precedence_s(self.since), self.seq
+    def precedence(self) -> tuple[Purpose, float, SeqId]:
+        """Smaller goes first: users', then arrival, moved by priority. It never changes, so no user waits
+        for ever."""
+        return *self.sampling.precedence(self.since), self.seq
 
     @property
     def length(self) -> int:
@@ -164,5 +165,5 @@ class Roster:
         return [sequence for sequence in self._ordered if sequence.holds_pages]
 
 
-def _precedence(sequence: Sequence) -> tuple[float, SeqId]:
+def _precedence(sequence: Sequence) -> tuple[Purpose, float, SeqId]:
     return sequence.precedence

@@ -1,12 +1,22 @@
 """What a client asks for, validated: the one request type that all services share."""
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from splash_core.errors import InvalidRequest
 
 PRIORITY_S = 5.0
 """Seconds of waiting that outweigh one step of priority: whoever has waited so much longer goes first."""
 MOST_PRIORITY = 10
+
+
+class Purpose(IntEnum):
+    """For whom a request is served; the lower one goes first, whatever waits for how long."""
+
+    USER = 0
+    """A client's."""
+    PROBE = 1
+    """The router's own: a fixed prompt whose answer it knows. In no figure of what users get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +47,8 @@ class SamplingParams:
     """Ends the sequence; the model's EOS ids are put here by the gateway unless `ignore_eos`."""
     priority: int = 0
     """How soon it is served: each step up is as if it had come `PRIORITY_S` later. Lower comes first."""
+    purpose: Purpose = Purpose.USER
+    """Set by the router alone: no field of the HTTP API leads here."""
 
     def __post_init__(self) -> None:
         self._check_range("temperature", self.temperature, 0.0, 2.0)
@@ -57,9 +69,9 @@ class SamplingParams:
             bracket = "(" if open_low else "["
             raise InvalidRequest(f"{name} must be in {bracket}{low}, {high}], got {value}", param=name)
 
-    def precedence_s(self, arrived_s: float) -> float:
-        """When it would have had to come at priority 0 to be served in the same order."""
-        return arrived_s + self.priority * PRIORITY_S
+    def precedence(self, arrived_s: float) -> tuple[Purpose, float]:
+        """Smaller goes first: purpose, then when it would have had to come at priority 0."""
+        return self.purpose, arrived_s + self.priority * PRIORITY_S
 
     @property
     def greedy(self) -> bool:

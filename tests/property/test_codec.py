@@ -23,7 +23,7 @@ from splash_core.scheduling.step import (
     TakenRows,
     TokenLogprobs,
 )
-from splash_core.spec.request import SamplingParams
+from splash_core.spec.request import MOST_PRIORITY, Purpose, SamplingParams
 from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest, SwitchMode
 from splash_core.switch.precopy import PrecopyBatch
 
@@ -51,6 +51,8 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
         stop_token_ids=tuple(draw(st.lists(SMALL, max_size=3))),
+        priority=draw(st.integers(-MOST_PRIORITY, MOST_PRIORITY)),
+        purpose=draw(st.sampled_from(Purpose)),
     )
 
 

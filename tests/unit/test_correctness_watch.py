@@ -15,6 +15,7 @@ import pytest
 from services.cli import main
 from services.router.correctness_prompts import fixed_prompts
 from services.router.tokenizer import Tokenizer
+from splash_core.pb import common_pb2
 from tests.support.scripted_router import SPECIAL, RunningRouter, running_router, write_tokenizer
 
 HOUR = 3600.0
@@ -246,7 +247,7 @@ def test_a_router_that_drains_asks_no_more(folder: Path) -> None:
         assert pair_of(router)["checks"] == 1
 
 
-def test_users_counts_have_nothing_of_it_and_its_requests_go_last(folder: Path) -> None:
+def test_users_counts_have_nothing_of_it_and_its_requests_are_marked(folder: Path) -> None:
     with watched(folder) as router:
         page = httpx.get(f"{router.url}/metrics").text
         for name in ("splash_generated_tokens_total", "splash_prompt_tokens_total", "splash_requests_total{"):
@@ -254,7 +255,7 @@ def test_users_counts_have_nothing_of_it_and_its_requests_go_last(folder: Path) 
         assert "splash_ttft_seconds_count 0" in page
         requests = router.backend.counts.requests
         assert len(requests) == 8
-        assert {request.sampling.priority for request in requests} == {10}
+        assert {request.sampling.purpose for request in requests} == {common_pb2.PURPOSE_PROBE}
         assert {request.sampling.temperature for request in requests} == {0.0}
 
 

@@ -20,7 +20,7 @@ from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
 from splash_core.rpc.codec import sampling_to_pb
 from splash_core.scheduling.events import PrefilledEvent
 from splash_core.scheduling.pushes import Outgoing, PushedPages
-from splash_core.spec.request import MOST_PRIORITY, SamplingParams
+from splash_core.spec.request import MOST_PRIORITY, Purpose, SamplingParams
 from tests.support.contacts import contact
 
 LEASE = common_pb2.Lease(
@@ -45,8 +45,7 @@ class Leader:
         self.first_tokens: list[float] = []
         self.note_first_token = self.first_tokens.append
         self.scheduler = SimpleNamespace(
-            kv_tokens=lambda: SimpleNamespace(waiting=self.waiting),
-            count=lambda state: int(self.waiting > 0),
+            kv_tokens=lambda: SimpleNamespace(waiting=self.waiting, waiting_sequences=int(self.waiting > 0)),
             add=self._add,
             pushes=SimpleNamespace(
                 outgoing=lambda seq, first: Outgoing(run=1, pages=1),
@@ -275,12 +274,14 @@ def test_a_lease_that_does_not_fit_the_prompt_is_refused_before_anything_is_clai
     asyncio.run(main())
 
 
-def test_prompts_that_go_behind_all_others_do_not_count_in_the_time_to_first_token() -> None:
+def test_a_probe_does_not_count_in_the_time_to_first_token_but_any_user_does() -> None:
     async def main() -> None:
         leader = Leader()
-        for priority, counted in ((MOST_PRIORITY, 0), (0, 1)):
-            sampling = sampling_to_pb(SamplingParams(max_tokens=0, priority=priority))
-            request = prefill_pb2.PrefillRequest(request_id="r", prompt=[1, 2, 3], sampling=sampling)
+        for purpose, counted in ((Purpose.PROBE, 0), (Purpose.USER, 1)):
+            sampling = SamplingParams(max_tokens=0, priority=MOST_PRIORITY, purpose=purpose)
+            request = prefill_pb2.PrefillRequest(
+                request_id="r", prompt=[1, 2, 3], sampling=sampling_to_pb(sampling)
+            )
             await service(leader).Run(request, CONTEXT)
             assert len(leader.first_tokens) == counted
 
