@@ -6,6 +6,7 @@ import typer
 
 from services.admin_client import connect, emit
 from services.commands.layout import Admin, Json, KeyFile
+from splash_core.leader.fingerprint import short_fingerprint
 
 app = typer.Typer(no_args_is_help=True, help="Whether fixed prompts are still answered as at first.")
 
@@ -37,13 +38,15 @@ def canary_text(told: dict[str, Any]) -> str:
     """For people."""
     if not told["every_s"]:
         return "off: the router was started with --canary-every-s 0"
-    lines: list[str] = []
+    lines = [f"{group['group']} is out: {group['reason']}" for group in told.get("out", ())]
     for pair in told["pairs"]:
         lines.append(
             f"{pair['prefill']} + {pair['decode']}: {pair['checks']} checks, {pair['drifts']} drifts"
         )
         if pair["reference"] is not None:
-            lines.append(f"  reference: {_groups(pair['reference'])}")
+            lines.append(f"  reference{_of(pair['reference'])}: {_groups(pair['reference'])}")
+        if pair.get("reference_left") is not None:
+            lines.append(f"  {pair['reference_left']}")
         if pair["last"] is not None:
             lines.append(f"  last: {_last(pair['last'])}")
         if pair["waits_for"] is not None:
@@ -52,6 +55,11 @@ def canary_text(told: dict[str, Any]) -> str:
             lines.append(f"  ALARM: {pair['alarm']['reason']}")
             lines += [f"    {group['reason']}" for group in pair["alarm"]["groups"]]
     return "\n".join(lines) or "no pair of groups has been asked yet"
+
+
+def _of(reference: dict[str, Any]) -> str:
+    """Of which weights."""
+    return f" (fingerprint {short_fingerprint(reference['model'])})" if reference["model"] else ""
 
 
 def _last(last: dict[str, Any]) -> str:

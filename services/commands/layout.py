@@ -83,6 +83,7 @@ def _group_text(group: Mapping[str, Any]) -> str:
         f"epoch {group['layout_epoch']}  {group['state']}"
     )
     text += f", pinned to {group['pinned']}" if group.get("pinned") else ""
+    text += f"\n         out: {group['cause']}" if group.get("cause") else ""
     return f"{text}\n         canary: {group['canary_alarm']}" if group.get("canary_alarm") else text
 
 

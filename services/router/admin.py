@@ -27,6 +27,7 @@ from services.router.policy_admin import PolicyAdmin
 from services.router.records import GroupRecord
 from services.router.registry import Registry
 from services.router.schemas import DrainBody, LayoutBody, PinBody, read
+from services.router.weights import why_out
 from splash_core.errors import InvalidRequest, NotFound, SplashError
 from splash_core.pb import control_pb2
 from splash_core.policy.snapshot import Phase
@@ -89,12 +90,13 @@ class Admin:
 
     async def cluster(self, _: Request) -> Response:
         """`GET /admin/cluster`: every group's newest state."""
-        alarm_of = self.correctness.watch.alarm_of
+        alarm_of, records = self.correctness.watch.alarm_of, self.registry.records()
         return JSONResponse(
             {
                 "groups": [
-                    cluster_entry(record) | {"canary_alarm": alarm_of(record.label)}
-                    for record in self.registry.records()
+                    cluster_entry(record)
+                    | {"cause": why_out(record, records), "canary_alarm": alarm_of(record.label)}
+                    for record in records
                 ]
             }
         )

@@ -94,8 +94,14 @@ class PairStatus:
         pinned = {one.remedy.mark.group: one.remedy.to for one in record.treated if one.held}
         self.held = {**self.held, **pinned}
 
-    def to_json(self, reference: Round | None, *, now_s: float) -> dict[str, Any]:
-        """For `GET /admin/canary`."""
+    def to_json(self, reference: Round | None, *, left: str | None, now_s: float) -> dict[str, Any]:
+        """For `GET /admin/canary`.
+
+        Args:
+            reference: of its groups, if there is one.
+            left: why one of other weights does not apply to them.
+            now_s: monotonic.
+        """
         prefill, decode = self.pair
         return {
             "prefill": prefill,
@@ -103,6 +109,7 @@ class PairStatus:
             "checks": self.checks,
             "drifts": self.drifts,
             "reference": None if reference is None else _round(reference),
+            "reference_left": left,
             "last": None if self.last is None else _finding(self.last),
             "waits_for": self.obstacle or None,
             "waits_s": now_s - self.obstacle_since_s if self.obstacle else None,

@@ -16,6 +16,7 @@ from services.router.correctness_hold import Holder
 from services.router.correctness_status import PairStatus
 from services.router.metrics import Metrics
 from services.router.registry import Registry
+from services.router.weights import why_out, why_reference_left
 from splash_core.dispatch.placement import Pair, covering
 from splash_core.errors import SplashError
 from splash_core.obs.vitals import VitalTasks
@@ -244,9 +245,15 @@ class CorrectnessWatch:
 
     def to_json(self) -> dict[str, Any]:
         """The answer of `GET /admin/canary`."""
-        pairs = self._pairs.values()
+        pairs, records = self._pairs.values(), self.registry.records()
+        out = [(record, why_out(record, records)) for record in records]
         return {
             "every_s": self.every_s,
+            "out": [
+                {"group": record.label, "phase": record.phase, "reason": reason}
+                for record, reason in out
+                if reason is not None
+            ],
             "alarms": sum(status.alarm is not None for status in pairs),
             "pairs": [self._pair_json(status) for status in pairs],
             "drifts": [record.to_json() for record in self._records],
@@ -254,4 +261,5 @@ class CorrectnessWatch:
 
     def _pair_json(self, status: PairStatus) -> dict[str, Any]:
         reference = None if status.mark is None else self._notes.reference(status.mark)
-        return status.to_json(reference, now_s=self.clock())
+        left = why_reference_left(status.pair, self.registry.records(), self._notes.references)
+        return status.to_json(reference, left=left, now_s=self.clock())

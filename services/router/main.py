@@ -28,9 +28,10 @@ from services.router.generation import Generator
 from services.router.metrics import Metrics
 from services.router.policy_admin import PolicyAdmin
 from services.router.policy_service import PolicyService
-from services.router.registry import Registry, Served
+from services.router.registry import Registry
 from services.router.tokenizer import Tokenizer, read_eos_ids
 from services.router.validate import ReaderSettings, RequestReader
+from services.router.weights import RoutedModel
 from services.router.worker import GrpcWorker
 from splash_core.dispatch.admission import QueueLimits
 from splash_core.obs.vitals import VitalTasks
@@ -83,7 +84,9 @@ def build(config: RouterConfig) -> Router:
         clock=sources.monotonic,
         poll_interval_s=config.poll_interval_s,
         poll_timeout_s=config.poll_timeout_s,
-        served=Served(name=config.model.name, fingerprint=config.fingerprint) if config.fingerprint else None,
+        served=RoutedModel(name=config.model.name, fingerprint=config.fingerprint)
+        if config.fingerprint
+        else None,
     )
     dispatcher = Dispatcher(registry, _dispatch_settings(config), clock=sources.monotonic)
     tokenizer = Tokenizer.load(config.model)

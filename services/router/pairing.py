@@ -6,7 +6,6 @@ Invariant: no request is sent to a pair whose KV would be misread; a mismatch is
 from collections.abc import Sequence
 
 from services.router.records import GroupRecord
-from splash_core.pb import control_pb2
 from splash_core.rpc.abi import abi_from_pb
 from splash_core.transport.abi import abi_diff
 
@@ -15,7 +14,7 @@ def compatible(prefill: GroupRecord, decode: GroupRecord) -> bool:
     """True when both groups are described and agree on the KV ABI."""
     if prefill.description is None or decode.description is None:
         return False
-    return not _diff(prefill.description, decode.description)
+    return not differences(prefill, decode)
 
 
 def why_not_ready(prefills: Sequence[GroupRecord], decodes: Sequence[GroupRecord]) -> list[str]:
@@ -30,12 +29,14 @@ def why_not_ready(prefills: Sequence[GroupRecord], decodes: Sequence[GroupRecord
             causes.append(f"no {phase} group is configured")
     for prefill in usable_prefills:
         for decode in usable_decodes:
-            if prefill.description is not None and decode.description is not None:
-                diff = _diff(prefill.description, decode.description)
-                causes.append(f"{prefill.label} and {decode.label} differ in {'; '.join(diff)}")
+            diff = "; ".join(differences(prefill, decode))
+            causes.append(f"{prefill.label} and {decode.label} differ in {diff}")
     return causes
 
 
-def _diff(prefill: control_pb2.GroupDescription, decode: control_pb2.GroupDescription) -> list[str]:
-    names = ("prefill has", "decode has")
-    return abi_diff(abi_from_pb(prefill.abi), abi_from_pb(decode.abi), names=names)
+def differences(prefill: GroupRecord, decode: GroupRecord) -> list[str]:
+    """How the KV ABIs of two groups that are described differ, a field each."""
+    assert prefill.description is not None, "only described groups are compared"
+    assert decode.description is not None, "only described groups are compared"
+    ours, theirs = (abi_from_pb(record.description.abi) for record in (prefill, decode) if record.description)
+    return abi_diff(ours, theirs, names=("prefill has", "decode has"))

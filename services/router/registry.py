@@ -8,41 +8,23 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.router.charge import Charge
 from services.router.naming import named, renamed_by
 from services.router.pairing import compatible, why_not_ready
 from services.router.records import GroupRecord
+from services.router.weights import RoutedModel
 from services.router.worker import Worker
 from splash_core.dispatch.admission import Demand, DeploymentLimits, GroupLimits, GroupLoad, pair_limits
 from splash_core.dispatch.placement import Pair
 from splash_core.errors import DeadlineExceeded, NotFound, SplashError, Unavailable
-from splash_core.leader.fingerprint import same_checkpoint
 from splash_core.obs.vitals import VitalTasks
-from splash_core.pb import common_pb2, control_pb2
+from splash_core.pb import control_pb2
 
 _LOG = logging.getLogger("splash.router")
 
 PHASES = ("prefill", "decode")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """The model whose tokenizer this router has; its groups must have the same."""
-
-    name: str
-    fingerprint: str
-    """Of the checkpoint, as in the groups' KV ABI."""
-
-    def mismatch(self, abi: common_pb2.KvAbi) -> str | None:
-        """Why a group may not be asked: its tokens would mean something else."""
-        if same_checkpoint(self.fingerprint, abi.model):
-            return None
-        return (
-            f"serves {abi.model_name!r} (fingerprint {abi.model}), but this router {self.name!r} "
-            f"(fingerprint {self.fingerprint}); give both the same --model"
-        )
 
 
 class Registry:
@@ -55,7 +37,7 @@ class Registry:
         clock: Callable[[], float],
         poll_interval_s: float,
         poll_timeout_s: float,
-        served: Served | None = None,
+        served: RoutedModel | None = None,
     ) -> None:
         self._clock = clock
         self._interval_s = poll_interval_s

@@ -18,6 +18,7 @@ _BLOCKS = 1024
 _MIN_BLOCKS_PER_FILE = 16
 _HEADER_LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
+_SHORT = 8
 _NOT_THE_MODEL = ("_name_or_path", "transformers_version")
 
 
@@ -53,6 +54,11 @@ def served_fingerprint(settings: ModelSettings, directory: Path) -> str:
         return checkpoint_fingerprint(directory)
     weights = hashlib.sha256(f"dummy {settings.dummy_seed}".encode()).hexdigest()
     return f"{_config_digest(directory)}-{weights[:16]}"
+
+
+def short_fingerprint(fingerprint: str) -> str:
+    """As people read one: the first characters of config and weights, enough to tell checkpoints apart."""
+    return "-".join(part[:_SHORT] for part in fingerprint.split("-")) or "none"
 
 
 def same_checkpoint(ours: str, theirs: str) -> bool:

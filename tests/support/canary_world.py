@@ -10,6 +10,7 @@ from services.router.correctness_round import Asking, Questioner
 from services.router.correctness_watch import CorrectnessWatch
 from services.router.metrics import Metrics
 from services.router.registry import Registry
+from services.router.weights import RoutedModel
 from splash_core.dispatch.placement import Pair
 from splash_core.policy.correctness import Answer, Said
 from tests.support.stub_worker import StubWorker
@@ -28,7 +29,14 @@ RIGHT, WRONG = said(5, 6), said(5, 7)
 class World:
     """A canary over some prefill and decode groups, p0 and d0 the first."""
 
-    def __init__(self, prefills: int = 1, decodes: int = 1, *, pin_timeout_s: float = 0.01) -> None:
+    def __init__(
+        self,
+        prefills: int = 1,
+        decodes: int = 1,
+        *,
+        pin_timeout_s: float = 0.01,
+        served: RoutedModel | None = None,
+    ) -> None:
         self.now = 1000.0
         self.groups = {
             f"{phase[0]}{index}": StubWorker(f"{phase[0]}{index}", phase)
@@ -46,7 +54,9 @@ class World:
             phase: [group for group in self.groups.values() if group.phase == phase]
             for phase in ("prefill", "decode")
         }
-        self.registry = Registry(workers, clock=lambda: self.now, poll_interval_s=0.001, poll_timeout_s=1.0)
+        self.registry = Registry(
+            workers, clock=lambda: self.now, poll_interval_s=0.001, poll_timeout_s=1.0, served=served
+        )
         checker = Checker(
             registry=self.registry,
             questioner=cast("Questioner", self),

@@ -85,6 +85,17 @@ def test_exit_codes_follow_the_status_and_the_message_is_shown(
     assert "needs 5 slots, 2 are free" in capsys.readouterr().err
 
 
+def test_get_says_which_group_is_out_and_why(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = {"phase": "decode", "group": "d0", "layout": "TP", "layout_epoch": 0, "state": "ready"}
+    admin.answers["GET /admin/layouts"] = (200, {"groups": []})
+    for cause, end in (("serves other weights", "\n         out: serves other weights\n"), (None, "ready\n")):
+        admin.answers["GET /admin/cluster"] = (200, {"groups": [group | {"cause": cause}]})
+        assert _splash(monkeypatch, "layout", "get") == 0
+        assert capsys.readouterr().out.endswith(end)
+
+
 def test_an_unknown_phase_is_bad_usage(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _splash(monkeypatch, "layout", "set", "decoder", "DP") == 2
     assert admin.asked == []

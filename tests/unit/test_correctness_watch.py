@@ -262,7 +262,7 @@ def test_users_counts_have_nothing_of_it_and_its_requests_are_marked(folder: Pat
 def test_without_a_period_nothing_is_asked(folder: Path) -> None:
     with running_router(folder) as router:
         until(lambda: groups(router)["decode"]["state"] == "ready")
-        assert canary(router) == {"every_s": 0.0, "alarms": 0, "pairs": [], "drifts": []}
+        assert canary(router) == {"every_s": 0.0, "alarms": 0, "out": [], "pairs": [], "drifts": []}
         assert groups(router)["decode"]["canary_alarm"] is None
         assert router.backend.counts.decode_calls == 0
 
