@@ -1,8 +1,7 @@
 """The HTTP client of the admin port, shared by client commands.
 
-Invariant: an error of the admin port becomes the `SplashError` of its status, so exit codes mean the same for
-local and remote failures (a refused switch, 409, is infeasible: exit 3; an edit of a version that is not the
-present one is not: exit 1).
+Invariant: an error of the admin port becomes the `SplashError` of its status and code, so exit codes mean the
+same for local and remote failures.
 """
 
 import json
@@ -14,7 +13,15 @@ import httpx
 from rich.console import Console
 
 from splash_core.config import AdminSettings, admin_key, resolve
-from splash_core.errors import ConfigError, Infeasible, InvalidRequest, Outdated, SplashError, Unavailable
+from splash_core.errors import (
+    Blocked,
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    Outdated,
+    SplashError,
+    Unavailable,
+)
 
 _SWITCH_TIMEOUT_S = 120.0
 
@@ -86,10 +93,8 @@ class AdminClient:
 
 def _meant(status: int, code: object, message: str) -> SplashError:
     text = f"{message} (HTTP {status})"
-    if status == 409 and code == "outdated":
-        return Outdated(text)
     if status == 409:
-        return Infeasible(text)
+        return {"outdated": Outdated, "blocked": Blocked}.get(str(code), Conflict)(text)
     if status in (400, 404, 422):
         return InvalidRequest(text)
     if status == 401:

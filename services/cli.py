@@ -2,7 +2,7 @@
 
 Importing torch or grpc for `splash --help` would take seconds, so the table carries the one-line help. To add
 a command, write `services/commands/NAME.py` with `app = typer.Typer(...)` and one line here.
-Exit codes: 0 done, 1 failed, 2 bad usage, 3 infeasible.
+Exit codes: `exit_codes.py`.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from services.exit_codes import exit_code
+from services.exit_codes import Exit, exit_code
 from splash_core.errors import SplashError
 
 COMMANDS: dict[str, str] = {
@@ -80,7 +80,7 @@ def main() -> None:
         # A file or an address that this host refuses; the places that know a remedy have named it before.
         place = f"{error.filename}: " if error.filename else ""
         _tell(console, f"{place}{error.strerror or error}")
-        raise SystemExit(1) from None
+        raise SystemExit(Exit.FAILED) from None
 
 
 def _tell(console: Console, text: str) -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 import httpx
 
 from services.children import Child, Death
-from services.exit_codes import exit_code
+from services.exit_codes import Exit
 from services.listening import check_free, free_port, url_of
 from services.router.tokenizer import tokenizer_file
 from services.run_folders import run_folder
@@ -26,7 +26,7 @@ from splash_core.config import (
     UpSettings,
 )
 from splash_core.cost.measured_on import warning
-from splash_core.errors import ConfigError, GroupFailed, Infeasible, SplashError, Unavailable
+from splash_core.errors import ConfigError, GroupFailed, SplashError, Unavailable
 from splash_core.leader.build import draw_blueprint, resolve_model
 from splash_core.leader.gpus import check_gpus, stack_gpus
 from splash_core.leader.reaching import transport_options
@@ -51,7 +51,7 @@ class StackFailed(GroupFailed):
     @property
     def refused(self) -> bool:
         """True when the process would not start with its settings, and told why."""
-        return self.death.code in (exit_code(ConfigError()), exit_code(Infeasible("")))
+        return self.death.code in (Exit.USAGE, Exit.INFEASIBLE)
 
 
 class StartInterrupted(Exception):

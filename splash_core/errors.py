@@ -9,6 +9,7 @@ SplashError
 │   └── GroupFailed     the group ended as a unit: a rank died or missed its deadline
 ├── DeadlineExceeded    retry or ask for less: the request's time is up (HTTP 504)
 ├── Conflict            the operator: the change is refused, with the numbers (HTTP 409)
+│   ├── Blocked         the operator: an order given before stands in the way; take that back, or wait
 │   └── Outdated        the operator: it was made from another version; take the present one and repeat it
 ├── Infeasible          the operator: no setting satisfies the demand; says the nearest that does
 ├── ConfigError         the operator: a setting, a file or a checkpoint is wrong
@@ -71,6 +72,10 @@ class DeadlineExceeded(SplashError):
 
 class Conflict(SplashError):
     """A valid operation is refused in the present state; the message carries the numbers."""
+
+
+class Blocked(Conflict):
+    """What is asked would do, but for an order that was given before; the message names it."""
 
 
 class Outdated(Conflict):

@@ -6,6 +6,7 @@ import typer
 
 from services.admin_client import connect, emit
 from services.commands.layout import Admin, Json, KeyFile
+from services.exit_codes import Exit
 
 app = typer.Typer()
 
@@ -46,7 +47,7 @@ def audit(
         ]
         lines += [_page_line(page) for page in group.get("pages", ())]
     emit(report, as_json=json, text="\n".join(lines))
-    raise typer.Exit(1 if report["pages_held"] else 0)
+    raise typer.Exit(Exit.FAILED if report["pages_held"] else Exit.DONE)
 
 
 def _page_line(page: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import typer
 
 from services.admin_client import connect, emit
 from services.commands.layout import Admin, Json, KeyFile
+from services.exit_codes import Exit
 from splash_core.leader.fingerprint import short_fingerprint
 
 app = typer.Typer(no_args_is_help=True, help="Whether fixed prompts are still answered as at first.")
@@ -20,7 +21,7 @@ def get(admin: Admin = None, admin_key_file: KeyFile = None, json: Json = False)
     with connect(admin, admin_key_file) as client:
         told = client.get("/admin/canary")
     emit(told, as_json=json, text=canary_text(told))
-    raise typer.Exit(1 if told["alarms"] else 0)
+    raise typer.Exit(Exit.FAILED if told["alarms"] else Exit.DONE)
 
 
 @app.command("reset")

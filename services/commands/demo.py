@@ -19,6 +19,7 @@ from services.commands.model import fetch_demo_model
 from services.demo.render import show
 from services.demo.report import DemoReport
 from services.demo.scenario import DECODE, PREFILL, Target, run
+from services.exit_codes import Exit
 from services.launch import Stack
 from services.progress import progress_console, stages
 from splash_core.config import UpSettings, resolve
@@ -60,7 +61,7 @@ def demo(
     show(report, console if as_json else Console())
     if not report.ok:
         console.print(f"logs: {stack.run_dir}", soft_wrap=True)
-    raise typer.Exit(0 if report.ok else 1)
+    raise typer.Exit(Exit.DONE if report.ok else Exit.FAILED)
 
 
 def demo_settings(model: Path, transport: str) -> UpSettings:

@@ -16,6 +16,7 @@ from services.doctor.host import mooncake, ports, rails, versions
 from services.doctor.settings import DoctorSettings
 from services.doctor.verdicts import Finding, Verdict
 from services.doctor.wires import self_tests
+from services.exit_codes import Exit
 from services.options import settings_command
 
 app = typer.Typer()
@@ -37,7 +38,7 @@ def doctor(settings: DoctorSettings, as_json: bool) -> int:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
         Console().print(_table(findings))
-    return 0 if ok else 1
+    return Exit.DONE if ok else Exit.FAILED
 
 
 def _all(settings: DoctorSettings) -> Iterator[Finding]:

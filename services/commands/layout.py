@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from services.admin_client import AdminClient, connect, emit
+from services.exit_codes import Exit
 from services.outputs import check_output, replace_text
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
@@ -199,7 +200,7 @@ def replay_command(
     text = "\n".join(report["differences"]) or f"{replayed} evaluations replayed, bit for bit the same"
     emit(report, as_json=json, text=text)
     if differences:
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.FAILED)
 
 
 def replay_file(file: Path) -> tuple[int, list[Difference]]:

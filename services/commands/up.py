@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from services.exit_codes import exit_code
+from services.exit_codes import Exit, exit_code
 from services.launch import Stack, StackFailed, StartInterrupted
 from services.options import settings_command
 from services.progress import warn
@@ -49,14 +49,14 @@ def up(settings: UpSettings, as_json: bool) -> int:
         while not stopping.wait(_CHECK_S):
             stack.check()
     except StartInterrupted:
-        return 0
+        return Exit.DONE
     except SplashError as error:
         stack.stop(drain=False)
         _tell(error, console)
         return error.death.code if isinstance(error, StackFailed) and error.refused else exit_code(error)
     console.print("draining …")
     stack.stop(drain=True, hurry=hurry)
-    return 0
+    return Exit.DONE
 
 
 def _tell(error: SplashError, console: Console) -> None:

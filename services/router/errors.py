@@ -6,6 +6,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from splash_core.errors import (
+    Blocked,
     Conflict,
     ContextTooLong,
     DeadlineExceeded,
@@ -21,8 +22,9 @@ _MAX_MESSAGE, _MAX_PARAM = 1000, 200
 """Characters of what an error tells: a message may quote what the client sent, which has no limit."""
 
 
-OUTDATED = "outdated"
-"""Code of an edit that was made from another version: other conflicts are refusals of what is asked."""
+OUTDATED, BLOCKED = "outdated", "blocked"
+"""Codes of an edit that was made from another version, and of a change that an earlier order stands against:
+other conflicts are refusals of what is asked, whoever asks and whenever."""
 
 
 class Unauthorized(SplashError):
@@ -50,6 +52,7 @@ _STATUS: tuple[tuple[type[SplashError], int, str, str | None], ...] = (
     (Unauthorized, 401, "authentication_error", "invalid_api_key"),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large"),
     (Outdated, 409, "conflict_error", OUTDATED),
+    (Blocked, 409, "conflict_error", BLOCKED),
     (Conflict, 409, "conflict_error", "refused"),
     (Overloaded, 429, "rate_limit_error", "overloaded"),
     (Unavailable, 503, "service_unavailable_error", "unavailable"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from splash_core.errors import Conflict, SplashError
+from splash_core.errors import Blocked, Conflict, SplashError
 from splash_core.pb import common_pb2, control_pb2, control_pb2_grpc, decode_pb2
 from splash_core.rpc.errors import abort
 
@@ -114,9 +114,11 @@ class FakeControl(control_pb2_grpc.ControlServicer):
     async def SetLayout(
         self, request: control_pb2.SetLayoutRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.SetLayoutResult:
-        """Switch at once; CP is refused with numbers."""
+        """Switch at once; CP is refused with numbers, and a pin bars all others."""
         group = self._group
         group.holds.append(request.hold_s if request.HasField("hold_s") else None)
+        if group.pinned not in ("", request.layout):
+            await abort(context, Blocked(f"the group is pinned to {group.pinned}; unpin it first"))
         if request.layout in group.refused:
             await abort(
                 context,

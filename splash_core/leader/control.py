@@ -7,7 +7,7 @@ import os
 
 import grpc.aio
 
-from splash_core.errors import ConfigError, InvalidRequest, SplashError, Unavailable
+from splash_core.errors import ConfigError, Conflict, InvalidRequest, SplashError, Unavailable
 from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, Layout
 from splash_core.leader.audits import audit_to_pb
@@ -164,7 +164,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             try:
                 layout = parse_layout(request.layout)
                 if reason := self._blueprint.refusal(layout):
-                    raise InvalidRequest(f"layout {layout} is not feasible: {reason}", param="layout")
+                    raise Conflict(f"layout {layout} is not feasible: {reason}")
             except SplashError as error:
                 await abort(context, error)
         self._leader.steering.pin(layout)

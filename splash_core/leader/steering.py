@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from splash_core.cost.model import CostModel
-from splash_core.errors import Conflict, SplashError
+from splash_core.errors import Blocked, Conflict, SplashError
 from splash_core.layout.layout import Layout
 from splash_core.leader.forecasts import Forecasts
 from splash_core.leader.pace import StepPace
@@ -148,13 +148,13 @@ class Steering:
         The present layout calls off a switch that is still copying ahead.
 
         Raises:
-            Conflict: the group is pinned elsewhere by hand, or another switch is under way.
+            Blocked: the group is pinned elsewhere by hand, or another switch is under way.
         """
         if (pinned := self._pins.by_hand) not in (None, layout):
-            raise Conflict(f"the group is pinned to {pinned}; unpin it first")
+            raise Blocked(f"the group is pinned to {pinned}; unpin it first")
         if self._wish is not None and not self._calls_off(layout):
-            raise Conflict(f"a switch to {self._wish.layout} is under way; ask for {layout} after it")
-        self._refuse(Conflict(f"called off: {layout}, the present layout, was set instead"))
+            raise Blocked(f"a switch to {self._wish.layout} is under way; ask for {layout} after it")
+        self._refuse(Blocked(f"called off: {layout}, the present layout, was set instead"))
         now = self._clock()
         hold_s = self._now.config.hold_s if hold_s is None else hold_s
         self._pins.put_aside(self._now.pin, layout)
@@ -248,7 +248,7 @@ class Steering:
         if layout is self._state.pinned:
             return
         if layout is not None and self._calls_off(layout):
-            self._refuse(Conflict(f"called off: {layout}, the present layout, was pinned"))
+            self._refuse(Blocked(f"called off: {layout}, the present layout, was pinned"))
             self._scheduler.request_switch(layout)
         self._state = self._state.with_pin(layout)
         self._next_tick = 0.0

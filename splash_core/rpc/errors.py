@@ -22,6 +22,7 @@ _STATUS: dict[type[errors.SplashError], grpc.StatusCode] = {
     errors.GroupFailed: grpc.StatusCode.UNAVAILABLE,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Blocked: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Conflict: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Infeasible: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -7,7 +7,7 @@ run, and the returned manifest, with what was copied ahead of it, is the whole d
 
 from dataclasses import dataclass, replace
 
-from splash_core.errors import Conflict
+from splash_core.errors import Blocked, Conflict
 from splash_core.layout.layout import RULES, KvHistory, Layout, Matrices
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
@@ -104,7 +104,8 @@ class Switcher:
             `SwitchDeferred` when pages in use outside are in the way for now; a `Refusal` otherwise.
 
         Raises:
-            Conflict: another switch is scheduled, or the layout is not one of the group's.
+            Blocked: another switch is scheduled.
+            Conflict: the layout is not one of the group's.
         """
         if layout not in self._config.layouts:
             known = ", ".join(self._config.layouts)
@@ -114,7 +115,7 @@ class Switcher:
             self._wish = None  # called off; what it holds comes back at the boundary
         scheduled = None if self._wish is None else self._wish.layout
         if scheduled not in (None, layout):
-            raise Conflict(f"a switch to {scheduled} is scheduled; ask for {layout} after it")
+            raise Blocked(f"a switch to {scheduled} is scheduled; ask for {layout} after it")
         if self.copying:
             return None
         if present.runs(layout):

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from splash_core.config import GroupSettings
-from splash_core.errors import Infeasible
+from splash_core.errors import Conflict, Infeasible, InvalidRequest
 from splash_core.layout.layout import Layout
 from splash_core.leader import control
 from splash_core.leader.build import GroupBlueprint, draw_blueprint
@@ -101,6 +101,21 @@ def test_a_description_lists_the_standard_layouts_and_the_variants_offered(
     tokens = {entry.layout: entry.distinct_tokens for entry in description.layouts}
     assert tokens.get("DOP-P", tokens["DOP"]) > tokens["DP"] > 0
     assert set(leader.scheduler.snapshot().pools) == {Layout(name) for name in feasible}
+
+
+def test_a_pin_to_what_cannot_be_run_is_refused_as_a_switch_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def raises(_: object, error: Exception) -> None:
+        raise error
+
+    monkeypatch.setattr(control, "abort", raises)
+    blueprint = SimpleNamespace(group="g", refusal=lambda layout: f"{layout} needs 4 heads")
+    pinning = ControlServicer(cast("GroupBlueprint", blueprint), cast("GroupLeader", Leader()))
+    with pytest.raises(Conflict, match="layout CP is not feasible: CP needs 4 heads"):
+        asyncio.run(pinning.Pin(control_pb2.PinRequest(layout="CP"), CONTEXT))
+    with pytest.raises(InvalidRequest, match="'XX' is not one of"):
+        asyncio.run(pinning.Pin(control_pb2.PinRequest(layout="XX"), CONTEXT))
 
 
 def test_a_decode_pool_must_hold_the_context_that_is_set(tiny_v3: Path) -> None:

@@ -101,6 +101,12 @@ def test_pin_and_unpin(router: RunningRouter, http: httpx.Client) -> None:
     for path in ("/admin/pin", "/admin/layout/pin"):
         answer = http.post(f"{router.admin_url}{path}", json=pin).json()
         assert answer == {"group": "prefill-0", "pinned": "TP"}
+    other = http.post(f"{router.admin_url}/admin/layout", json={"phase": "prefill", "layout": "DP"})
+    blocked = error_of(other, 409)
+    assert (blocked["code"], blocked["message"]) == (
+        "blocked",
+        "the group is pinned to TP; unpin it first",
+    )
     for path in ("/admin/unpin", "/admin/layout/unpin"):
         answer = http.post(f"{router.admin_url}{path}", json={"phase": "prefill"}).json()
         assert answer == {"group": "prefill-0", "pinned": None}

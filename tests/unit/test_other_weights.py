@@ -1,4 +1,4 @@
-"""A group that comes back with other weights: who asks why it is out reads both fingerprints and the remedy."""
+"""A group that comes back with other weights: who asks reads both fingerprints and the remedy."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -19,6 +19,7 @@ CASES: list[tuple[errors.SplashError, grpc.StatusCode]] = [
     (errors.Unavailable("draining"), grpc.StatusCode.UNAVAILABLE),
     (errors.GroupFailed("rank 1 died"), grpc.StatusCode.UNAVAILABLE),
     (errors.DeadlineExceeded("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.Blocked("pinned to TP"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Conflict("needs 3 slots, 1 free"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Infeasible("too long", nearest="4096"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.InvariantBroken("bug"), grpc.StatusCode.INTERNAL),

@@ -11,7 +11,7 @@ import pytest
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import analytical_profile
-from splash_core.errors import Conflict, GroupFailed
+from splash_core.errors import Blocked, Conflict, GroupFailed
 from splash_core.ids import Epoch, RankId, StepId
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.pace import StepPace
@@ -226,11 +226,11 @@ def test_one_wish_at_a_time_and_none_against_a_pin() -> None:
     async def scenario() -> None:
         bench = Bench()
         bench.steering.set_layout(Layout.DP, SwitchMode.BLOCKING, hold_s=60)
-        with pytest.raises(Conflict, match="under way"):
+        with pytest.raises(Blocked, match="under way"):
             bench.steering.set_layout(Layout.CP, SwitchMode.BLOCKING, hold_s=60)
         other = Bench()
         other.steering.pin(Layout.TP)
-        with pytest.raises(Conflict, match="pinned to TP"):
+        with pytest.raises(Blocked, match="pinned to TP"):
             other.steering.set_layout(Layout.CP, SwitchMode.BLOCKING, hold_s=60)
 
     _in_loop(scenario)
@@ -244,13 +244,13 @@ def test_setting_the_present_layout_calls_off_a_switch_that_copies_ahead() -> No
         bench = Bench(None, stay)
         first = bench.steering.set_layout(Layout.DP, _AHEAD, hold_s=60)
         bench.boundary()
-        with pytest.raises(Conflict, match="under way"):
+        with pytest.raises(Blocked, match="under way"):
             bench.steering.set_layout(Layout.TP, _AHEAD, hold_s=60)
         bench.scheduler.copying_ahead = True
-        with pytest.raises(Conflict, match="under way"):
+        with pytest.raises(Blocked, match="under way"):
             bench.steering.set_layout(Layout.CP, _AHEAD, hold_s=60)
         second = bench.steering.set_layout(Layout.TP, SwitchMode.OVERLAPPED, hold_s=60)
-        with pytest.raises(Conflict, match="called off: TP"):
+        with pytest.raises(Blocked, match="called off: TP"):
             await first
         bench.boundary()
         assert (await second).layout_to is Layout.TP
@@ -266,7 +266,7 @@ def test_a_pin_of_the_present_layout_calls_off_a_switch_that_copies_ahead() -> N
         bench.boundary()
         bench.scheduler.copying_ahead = True
         bench.steering.pin(Layout.TP)
-        with pytest.raises(Conflict, match="pinned"):
+        with pytest.raises(Blocked, match="pinned"):
             await answer
         assert bench.scheduler.asked == [Layout.DP, Layout.TP]
 
