@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 from services.router.config import RouterConfig
 from services.router.correctness_check import Checker
 from services.router.correctness_hold import Holder
+from services.router.correctness_memory import MemoryInGroups
 from services.router.correctness_prompts import PromptBook
 from services.router.correctness_round import Questioner
 from services.router.correctness_watch import CorrectnessWatch
@@ -62,6 +63,7 @@ def correctness_watch(
         registry=registry,
         checker=checker,
         holder=Holder(registry=registry, clock=sources.monotonic),
+        memory=MemoryInGroups(registry=registry, clock=sources.monotonic, wall=sources.wall),
         metrics=metrics,
         every_s=config.canary_every_s,
         clock=sources.monotonic,

@@ -13,6 +13,7 @@ from typing import Any
 
 from services.router.correctness_check import Checker
 from services.router.correctness_hold import Holder
+from services.router.correctness_memory import MemoryInGroups
 from services.router.correctness_status import PairStatus
 from services.router.metrics import Metrics
 from services.router.registry import Registry
@@ -20,7 +21,7 @@ from services.router.weights import why_out, why_reference_left
 from splash_core.dispatch.placement import Pair, covering
 from splash_core.errors import SplashError
 from splash_core.obs.vitals import VitalTasks
-from splash_core.policy.correctness_notes import CanaryNotes, Due, Finding, PairMark, PairName, Verdict
+from splash_core.policy.correctness_notes import Due, Finding, PairMark, PairName, ProbeNotes, Verdict
 from splash_core.policy.correctness_record import DriftRecord
 from splash_core.policy.snapshot import Phase
 
@@ -49,11 +50,12 @@ class CorrectnessWatch:
     registry: Registry
     checker: Checker
     holder: Holder
+    memory: MemoryInGroups
     metrics: Metrics
     every_s: float
     """Between two checks of a pair; 0: there are none at all."""
     clock: Callable[[], float]
-    _notes: CanaryNotes = field(default_factory=CanaryNotes)
+    _notes: ProbeNotes = field(default_factory=ProbeNotes)
     _pairs: dict[PairName, PairStatus] = field(default_factory=dict[PairName, PairStatus])
     _records: deque[DriftRecord] = field(default_factory=lambda: deque[DriftRecord](maxlen=_KEPT))
     _ended_s: float = 0.0
@@ -87,6 +89,11 @@ class CorrectnessWatch:
         now_s = self.clock()
         if now_s < self._not_before_s:
             return
+        before = self._notes
+        notes = await self.memory.exchange(before)
+        if self._notes is not before:
+            return  # reset meanwhile
+        self._notes = notes
         pairs = self.registry.pairs()
         self._tidy(pairs, now_s)
         calls = self._asked(pairs, now_s)
@@ -226,7 +233,8 @@ class CorrectnessWatch:
 
     def reset(self) -> None:
         """Forget references and alarms: the next answers are the new references."""
-        self._notes, self._not_before_s = CanaryNotes(), 0.0
+        self._notes, self._not_before_s = ProbeNotes(), 0.0
+        self.memory.reset()
         for status in self._pairs.values():
             status.end_alarm()
             status.not_before_s = 0.0

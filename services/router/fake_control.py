@@ -56,6 +56,8 @@ class FakeGroup:
     policy_error: SplashError | None = None
     """Instead of taking one."""
     totals: control_pb2.StepTotals = field(default_factory=control_pb2.StepTotals)
+    kept: dict[str, str] = field(default_factory=dict[str, str])
+    """Texts of the router's."""
 
 
 class FakeControl(control_pb2_grpc.ControlServicer):
@@ -162,6 +164,21 @@ class FakeControl(control_pb2_grpc.ControlServicer):
             version=request.version, digest=request.digest, trying=request.trying, pinned=group.pinned
         )
         return control_pb2.SetPolicyResult(group=group.group, policy=group.policy)
+
+    async def Keep(
+        self, request: control_pb2.KeepRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.KeepResult:
+        """As leaders do."""
+        del context
+        self._group.kept[request.name] = request.text
+        return control_pb2.KeepResult()
+
+    async def GetKept(
+        self, request: control_pb2.KeptRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.KeptResult:
+        """As leaders do."""
+        del context
+        return control_pb2.KeptResult(text=self._group.kept.get(request.name, ""))
 
     async def Decisions(
         self, request: control_pb2.DecisionsRequest, context: grpc.aio.ServicerContext

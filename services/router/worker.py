@@ -58,6 +58,14 @@ class Worker(Protocol):
         """Take a version of the policy; answers when it is in force."""
         ...
 
+    async def keep(self, name: str, text: str, *, timeout_s: float) -> None:
+        """Have it keep a text for as long as it lives."""
+        ...
+
+    async def kept(self, name: str, *, timeout_s: float) -> str:
+        """What it keeps under a name; empty if nothing."""
+        ...
+
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
         """The newest decision records of the layout policy."""
         ...
@@ -119,6 +127,16 @@ class GrpcWorker:
     ) -> control_pb2.SetPolicyResult:
         """See `Worker`."""
         return await self._call(self._control.SetPolicy(request, timeout=timeout_s))
+
+    async def keep(self, name: str, text: str, *, timeout_s: float) -> None:
+        """See `Worker`."""
+        request = control_pb2.KeepRequest(name=name, text=text)
+        await self._call(self._control.Keep(request, timeout=timeout_s))
+
+    async def kept(self, name: str, *, timeout_s: float) -> str:
+        """See `Worker`."""
+        request = control_pb2.KeptRequest(name=name)
+        return (await self._call(self._control.GetKept(request, timeout=timeout_s))).text
 
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
         """See `Worker`."""

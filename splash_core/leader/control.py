@@ -12,7 +12,9 @@ from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import RULES, Layout
 from splash_core.leader.audits import audit_to_pb
 from splash_core.leader.build import GroupBlueprint
+from splash_core.leader.kept import KeptTexts
 from splash_core.leader.leader import GroupCondition, GroupLeader
+from splash_core.leader.names import parse_layout, parse_mode
 from splash_core.leader.steering import SwitchOutcome
 from splash_core.obs.lifeline import ProcessRef
 from splash_core.pb import control_pb2, control_pb2_grpc, rank_pb2
@@ -25,7 +27,6 @@ from splash_core.rpc.errors import abort
 from splash_core.rpc.policy import policy_to_pb, totals_to_pb
 from splash_core.rpc.traffic import samples_to_pb
 from splash_core.scheduling.sequence import SeqState
-from splash_core.switch.manifest import SwitchMode
 
 _log = logging.getLogger("splash.leader")
 _SWITCH_TIMEOUT_S = 90.0
@@ -39,6 +40,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._blueprint = blueprint
         self._leader = leader
         self._ranks: tuple[rank_pb2.RankReady, ...] = ()
+        self._kept = KeptTexts()
 
     def ranks_ready(self, ranks: tuple[rank_pb2.RankReady, ...]) -> None:
         """The ranks are up; from now on the group can be described."""
@@ -223,6 +225,23 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         except TimeoutError:
             raise Unavailable(f"no step has ended within {_BOUNDARY_TIMEOUT_S:g} s") from None
 
+    async def Keep(
+        self, request: control_pb2.KeepRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.KeepResult:
+        """Keep a text of the router's for as long as this leader lives."""
+        try:
+            self._kept.keep(request.name, request.text)
+        except SplashError as error:
+            await abort(context, error)
+        return control_pb2.KeepResult()
+
+    async def GetKept(
+        self, request: control_pb2.KeptRequest, context: grpc.aio.ServicerContext
+    ) -> control_pb2.KeptResult:
+        """What is kept under a name."""
+        del context
+        return control_pb2.KeptResult(text=self._kept.get(request.name))
+
     async def Decisions(
         self, request: control_pb2.DecisionsRequest, context: grpc.aio.ServicerContext
     ) -> control_pb2.DecisionsResult:
@@ -261,21 +280,3 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         deadline_s = request.deadline_s if given else self._blueprint.settings.drain_timeout_s
         left = await self._leader.drain(deadline_s)
         return control_pb2.DrainResult(drained=left == 0, left=left)
-
-
-def parse_layout(name: str) -> Layout:
-    """A layout by name; raises `InvalidRequest` with the known ones."""
-    try:
-        return Layout(name.upper())
-    except ValueError:
-        known = ", ".join(Layout)
-        raise InvalidRequest(f"layout {name!r} is not one of {known}", param="layout") from None
-
-
-def parse_mode(name: str) -> SwitchMode:
-    """A switch mode by name (empty: the default); raises `InvalidRequest` with the known ones."""
-    try:
-        return SwitchMode(name or SwitchMode.OVERLAPPED)
-    except ValueError:
-        known = ", ".join(SwitchMode)
-        raise InvalidRequest(f"mode {name!r} is not one of {known}", param="mode") from None

@@ -235,6 +235,30 @@ class BundleResult(_message.Message):
     bundle: str
     def __init__(self, group: _Optional[str] = ..., phase: _Optional[str] = ..., bundle: _Optional[str] = ...) -> None: ...
 
+class KeepRequest(_message.Message):
+    __slots__ = ("name", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class KeepResult(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeptRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class KeptResult(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
 class AuditRequest(_message.Message):
     __slots__ = ("pages",)
     PAGES_FIELD_NUMBER: _ClassVar[int]

@@ -69,6 +69,16 @@ class ControlStub:
                 request_serializer=splash__core_dot_pb_dot_control__pb2.BundleRequest.SerializeToString,
                 response_deserializer=splash__core_dot_pb_dot_control__pb2.BundleResult.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/splash.v1.Control/Keep',
+                request_serializer=splash__core_dot_pb_dot_control__pb2.KeepRequest.SerializeToString,
+                response_deserializer=splash__core_dot_pb_dot_control__pb2.KeepResult.FromString,
+                _registered_method=True)
+        self.GetKept = channel.unary_unary(
+                '/splash.v1.Control/GetKept',
+                request_serializer=splash__core_dot_pb_dot_control__pb2.KeptRequest.SerializeToString,
+                response_deserializer=splash__core_dot_pb_dot_control__pb2.KeptResult.FromString,
+                _registered_method=True)
         self.Audit = channel.unary_unary(
                 '/splash.v1.Control/Audit',
                 request_serializer=splash__core_dot_pb_dot_control__pb2.AuditRequest.SerializeToString,
@@ -127,6 +137,21 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """A text of the router's, by its name, for as long as this leader lives: a router keeps nothing itself. An
+        empty one is forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetKept(self, request, context):
+        """What was kept under a name; empty if nothing was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Audit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -177,6 +202,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Bundle,
                     request_deserializer=splash__core_dot_pb_dot_control__pb2.BundleRequest.FromString,
                     response_serializer=splash__core_dot_pb_dot_control__pb2.BundleResult.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=splash__core_dot_pb_dot_control__pb2.KeepRequest.FromString,
+                    response_serializer=splash__core_dot_pb_dot_control__pb2.KeepResult.SerializeToString,
+            ),
+            'GetKept': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetKept,
+                    request_deserializer=splash__core_dot_pb_dot_control__pb2.KeptRequest.FromString,
+                    response_serializer=splash__core_dot_pb_dot_control__pb2.KeptResult.SerializeToString,
             ),
             'Audit': grpc.unary_unary_rpc_method_handler(
                     servicer.Audit,
@@ -378,6 +413,60 @@ class Control:
             '/splash.v1.Control/Bundle',
             splash__core_dot_pb_dot_control__pb2.BundleRequest.SerializeToString,
             splash__core_dot_pb_dot_control__pb2.BundleResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splash.v1.Control/Keep',
+            splash__core_dot_pb_dot_control__pb2.KeepRequest.SerializeToString,
+            splash__core_dot_pb_dot_control__pb2.KeepResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetKept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splash.v1.Control/GetKept',
+            splash__core_dot_pb_dot_control__pb2.KeptRequest.SerializeToString,
+            splash__core_dot_pb_dot_control__pb2.KeptResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -148,7 +148,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryNotes:
+class ProbeNotes:
     """All that is remembered. Fresh ones know nothing."""
 
     references: tuple[Round, ...] = ()
@@ -192,7 +192,7 @@ class CanaryNotes:
             return None
         return Due.FIRST if self.reference(mark) is None else Due.PERIOD
 
-    def after(self, finding: Finding, *, now_s: float) -> "CanaryNotes":
+    def after(self, finding: Finding, *, now_s: float) -> "ProbeNotes":
         """With what a check has found."""
         mark = finding.round.mark
         checked = {**self.checked, **{group.group: group for group in mark.groups}}
@@ -206,7 +206,7 @@ class CanaryNotes:
         # Nothing was compared with a reference: what was good before is better known.
         return replace(known, good={**seen, **self.good}, references=(*self.references, finding.round))
 
-    def without(self, groups: Collection[str]) -> "CanaryNotes":
+    def without(self, groups: Collection[str]) -> "ProbeNotes":
         """Without what is known of groups that have gone; references are not theirs."""
         return replace(
             self,

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from services.router.correctness_check import Checker
 from services.router.correctness_hold import Holder
+from services.router.correctness_memory import MemoryInGroups
 from services.router.correctness_prompts import PromptBook, Prompts
 from services.router.correctness_round import Asking, Questioner
 from services.router.correctness_watch import CorrectnessWatch
@@ -50,28 +51,42 @@ class World:
         """Prompts."""
         self.book_error: Exception | None = None
         self.metrics = Metrics()
+        self._served, self._pin_timeout_s = served, pin_timeout_s
+        self.registry, self.watch = self._router()
+
+    def restart_router(self) -> None:
+        """A router that knows nothing takes the place of the one before."""
+        self.registry, self.watch = self._router()
+
+    def _router(self) -> tuple[Registry, CorrectnessWatch]:
         workers = {
             phase: [group for group in self.groups.values() if group.phase == phase]
             for phase in ("prefill", "decode")
         }
-        self.registry = Registry(
-            workers, clock=lambda: self.now, poll_interval_s=0.001, poll_timeout_s=1.0, served=served
+        registry = Registry(
+            workers,
+            clock=lambda: self.now,
+            poll_interval_s=0.001,
+            poll_timeout_s=1.0,
+            served=self._served,
         )
         checker = Checker(
-            registry=self.registry,
+            registry=registry,
             questioner=cast("Questioner", self),
             book=cast("PromptBook", self),
             deadline_s=60.0,
             wall=lambda: self.now,
         )
-        self.watch = CorrectnessWatch(
-            registry=self.registry,
+        watch = CorrectnessWatch(
+            registry=registry,
             checker=checker,
-            holder=Holder(registry=self.registry, clock=lambda: self.now, timeout_s=pin_timeout_s),
+            holder=Holder(registry=registry, clock=lambda: self.now, timeout_s=self._pin_timeout_s),
+            memory=MemoryInGroups(registry=registry, clock=lambda: self.now, wall=lambda: self.now),
             metrics=self.metrics,
             every_s=EVERY_S,
             clock=lambda: self.now,
         )
+        return registry, watch
 
     def prompts(self, *, ranks: int, page_size: int, longest: int) -> Prompts:
         """As a book of prompts."""

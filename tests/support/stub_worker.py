@@ -32,6 +32,11 @@ class StubWorker:
         """Instead of an answer to one."""
         self.pin_answers: asyncio.Event | None = None
         """If set, the answer to a pin waits for it."""
+        self.texts: dict[str, str] = {}
+        """What it keeps for a router."""
+        self.handed = 0
+        """How often it was given something to keep."""
+        self.keep_error: SplashError | None = None
         self.run_error: SplashError | None = None
         self.refuse_partner = ""
         """Decode group about which prefill complains."""
@@ -97,6 +102,7 @@ class StubWorker:
     def restart(self, layout: str) -> None:
         """It is another incarnation from now on."""
         self.incarnation += "+"
+        self.texts = {}
         self.layout, self.layout_epoch, self.pinned = layout, 0, ""
 
     async def set_policy(
@@ -104,6 +110,19 @@ class StubWorker:
     ) -> control_pb2.SetPolicyResult:
         del timeout_s
         return control_pb2.SetPolicyResult(group=self.address)
+
+    async def keep(self, name: str, text: str, *, timeout_s: float) -> None:
+        del timeout_s
+        if self.keep_error is not None:
+            raise self.keep_error
+        self.texts[name] = text
+        self.handed += 1
+
+    async def kept(self, name: str, *, timeout_s: float) -> str:
+        del timeout_s
+        if self.keep_error is not None:
+            raise self.keep_error
+        return self.texts.get(name, "")
 
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
         del last

@@ -16,6 +16,7 @@ from splash_core.layout.layout import Layout
 from splash_core.leader import control
 from splash_core.leader.build import GroupBlueprint, draw_blueprint
 from splash_core.leader.control import ControlServicer
+from splash_core.leader.kept import MOST_KEPT
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
 from splash_core.pb import control_pb2, rank_pb2
@@ -101,6 +102,22 @@ def test_a_description_lists_the_standard_layouts_and_the_variants_offered(
     tokens = {entry.layout: entry.distinct_tokens for entry in description.layouts}
     assert tokens.get("DOP-P", tokens["DOP"]) > tokens["DP"] > 0
     assert set(leader.scheduler.snapshot().pools) == {Layout(name) for name in feasible}
+
+
+def test_a_text_of_the_router_s_is_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def raises(_: object, error: Exception) -> None:
+        raise error
+
+    async def scenario() -> None:
+        keeping = servicer(Leader())
+        await keeping.Keep(control_pb2.KeepRequest(name="probes", text="x"), CONTEXT)
+        with pytest.raises(InvalidRequest, match="at most"):
+            await keeping.Keep(control_pb2.KeepRequest(name="more", text="x" * MOST_KEPT), CONTEXT)
+        for name, text in (("probes", "x"), ("more", "")):
+            assert (await keeping.GetKept(control_pb2.KeptRequest(name=name), CONTEXT)).text == text
+
+    monkeypatch.setattr(control, "abort", raises)
+    asyncio.run(scenario())
 
 
 def test_a_pin_to_what_cannot_be_run_is_refused_as_a_switch_is(

@@ -7,11 +7,11 @@ import pytest
 
 from splash_core.policy.correctness import TOLERANCES, Answer, Said, compare, tolerance_of
 from splash_core.policy.correctness_notes import (
-    CanaryNotes,
     Due,
     Finding,
     GroupMark,
     PairMark,
+    ProbeNotes,
     Round,
     Verdict,
     judge,
@@ -48,18 +48,18 @@ def asked(mark: PairMark, *answers: Answer, time_s: float = 0.0) -> Round:
     return Round(time_s=time_s, mark=mark, answers=answers or (said(5, 6),))
 
 
-def found(notes: CanaryNotes, due: Due, *rounds: Round) -> Finding:
+def found(notes: ProbeNotes, due: Due, *rounds: Round) -> Finding:
     finding = judge(due, notes.reference(rounds[-1].mark), rounds)
     assert finding is not None
     return finding
 
 
-def with_reference(mark: PairMark) -> CanaryNotes:
-    notes = CanaryNotes()
+def with_reference(mark: PairMark) -> ProbeNotes:
+    notes = ProbeNotes()
     return notes.after(found(notes, Due.FIRST, asked(mark), asked(mark)), now_s=0.0)
 
 
-def good(notes: CanaryNotes, group: str) -> GroupMark:
+def good(notes: ProbeNotes, group: str) -> GroupMark:
     return notes.good[(group, "m", "fp32")]
 
 
@@ -129,7 +129,7 @@ def test_two_rounds_that_agree_become_the_reference() -> None:
 
 
 def test_first_answers_that_differ_are_asked_a_third_time() -> None:
-    mark, notes = pair(), CanaryNotes()
+    mark, notes = pair(), ProbeNotes()
     assert judge(Due.FIRST, None, (asked(mark, WRONG), asked(mark))) is None
     odd = found(notes, Due.FIRST, asked(mark, WRONG), asked(mark), asked(mark))
     assert (odd.verdict, odd.round.answers) == (Verdict.REFERENCE, (said(5, 6),))
@@ -142,7 +142,7 @@ def test_first_answers_that_differ_are_asked_a_third_time() -> None:
 
 def test_a_pair_is_asked_first_then_after_switches_restarts_and_the_period() -> None:
     mark = pair()
-    assert CanaryNotes().due(mark, now_s=0.0, every_s=600.0) is Due.FIRST
+    assert ProbeNotes().due(mark, now_s=0.0, every_s=600.0) is Due.FIRST
     notes = with_reference(mark)
     assert notes.due(mark, now_s=599.0, every_s=600.0) is None
     assert notes.due(mark, now_s=600.0, every_s=600.0) is Due.PERIOD
@@ -231,7 +231,7 @@ def test_a_new_question_does_not_make_the_present_layout_a_good_one() -> None:
 
 
 def test_first_answers_that_never_agree_are_asked_for_again_after_the_period() -> None:
-    mark, notes = pair(), CanaryNotes()
+    mark, notes = pair(), ProbeNotes()
     never = found(notes, Due.FIRST, asked(mark, WRONG), asked(mark), asked(mark, WRONG))
     notes = notes.after(never, now_s=100.0)
     assert notes.due(mark, now_s=699.0, every_s=600.0) is None

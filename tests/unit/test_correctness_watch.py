@@ -259,6 +259,17 @@ def test_users_counts_have_nothing_of_it_and_its_requests_are_marked(folder: Pat
         assert {request.sampling.temperature for request in requests} == {0.0}
 
 
+def test_a_router_that_starts_anew_takes_nothing_wrong_for_right(folder: Path) -> None:
+    with running_router(folder) as host:
+        addresses = {phase: (address,) for phase, address in host.backend.addresses.items()}
+        with watched(folder, **addresses):
+            until(lambda: host.backend.prefill.kept and host.backend.decode.kept)
+        host.backend.faults.wrong_layouts = frozenset({"DP"})
+        with running_router(folder, **addresses, canary_every_s=HOUR) as later:
+            until(lambda: canary(later)["alarms"])
+            assert pair_of(later)["last"]["verdict"] == "DRIFT"
+
+
 def test_without_a_period_nothing_is_asked(folder: Path) -> None:
     with running_router(folder) as router:
         until(lambda: groups(router)["decode"]["state"] == "ready")
