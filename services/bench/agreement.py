@@ -15,10 +15,10 @@ from torch import Tensor
 
 from services.bench.agreement_figures import Likeness, likeness, spread
 from services.bench.forced import ForcedSteps
-from services.bench.recorder import Recorder
+from services.bench.recorder import RowRecorder
 from services.bench.rig import Rig
 from services.bench.settings import AgreementSettings, layouts_of
-from services.bench.sizing import Demand
+from services.bench.sizing import LargestCell
 from services.bench.spmd import RankHost
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
@@ -38,13 +38,13 @@ def run(host: RankHost, settings: AgreementSettings) -> dict[str, Any]:
             f"--batch {settings.batch} must be a multiple of --yardstick-batch "
             f"{settings.yardstick_batch}, and not the same"
         )
-    demand = Demand(
+    demand = LargestCell(
         layouts=layouts,
         batch=settings.batch,
         tokens=settings.prompt + _steps(settings),
         rows=settings.batch * settings.prompt,
     )
-    recorder = Recorder("agreement", host, settings)
+    recorder = RowRecorder("agreement", host, settings)
     recorder.say("making weights")
     runs = _Runs(Rig(host, settings, layout=layouts[0], demand=demand), settings)
     logits: dict[Variant, Tensor] = {}

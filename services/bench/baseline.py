@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from services.bench.workload import Workload, median_of, prompt_ids
+from services.bench.workload import BenchSizes, median_of, prompt_ids
 
 
 class Baseline:
@@ -19,7 +19,7 @@ class Baseline:
             model, dtype=torch.float32
         ).eval()
 
-    def decode_rate(self, workload: Workload, batch: int) -> float:
+    def decode_rate(self, workload: BenchSizes, batch: int) -> float:
         """Tokens per second of one static batch, its prefill taken out."""
 
         def measure(rep: int) -> float:
@@ -30,7 +30,7 @@ class Baseline:
 
         return median_of(workload.reps, measure)
 
-    def prefill_rate(self, workload: Workload) -> float:
+    def prefill_rate(self, workload: BenchSizes) -> float:
         """Prompt tokens per second to the first token."""
 
         def measure(rep: int) -> float:

@@ -38,7 +38,7 @@ def measure(settings: BurstSettings, progress: Callable[[str], None]) -> Iterato
     longest = 0.0
     progress("starting router, prefill group and decode group")
     with bench_stack(_stack_settings(settings, bursts, arms)) as stack:
-        run_arm = _Arms(stack, prompts)
+        run_arm = _BurstArms(stack, prompts)
         progress("warming up")
         run_arm(arms[0])
         for run in range(settings.runs):
@@ -78,7 +78,7 @@ def _prompts(bursts: Sequence[Burst], *, seed: int, vocab: int) -> dict[Burst, l
     }
 
 
-class _Arms:
+class _BurstArms:
     """Arms on a running stack; tokens of all are compared with those of the first."""
 
     def __init__(self, stack: BenchStack, prompts: Mapping[Burst, Sequence[Prompt]]) -> None:

@@ -14,10 +14,10 @@ from services.bench.calibrate_grid import Grid, TestBatch, held_out
 from services.bench.calibrate_micro import Micro
 from services.bench.calibrate_settings import CalibrateSettings
 from services.bench.calibrate_steps import Steps, is_spoilt
-from services.bench.recorder import Recorder
+from services.bench.recorder import RowRecorder
 from services.bench.rig import Rig
 from services.bench.settings import layouts_of, sizes
-from services.bench.sizing import Demand
+from services.bench.sizing import LargestCell
 from services.bench.spmd import RankHost
 from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Phase
@@ -36,9 +36,9 @@ def run(host: RankHost, settings: CalibrateSettings) -> dict[str, Any]:
         most_pairs=settings.most_pairs,
     )
     load = round(os.getloadavg()[0], 2)
-    recorder = Recorder("calibrate", host, settings)
+    recorder = RowRecorder("calibrate", host, settings)
     recorder.say("making weights")
-    demand = Demand(
+    demand = LargestCell(
         layouts=layouts, batch=1, tokens=settings.most_tokens + 64 * max(grid.batches), rows=max(grid.rows)
     )
     rig = Rig(host, settings, layout=Layout.DP, demand=demand)

@@ -15,7 +15,7 @@ from splash_core.cost.measured_on import layer_shape
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import HardwareProfile, Provenance, analytical_profile
-from splash_core.cost.samples import Sample, operations_of, samples_of
+from splash_core.cost.samples import StepSample, operations_of, samples_of
 from splash_core.cost.served import with_service
 from splash_core.spec.hardware import named_gpu
 from splash_core.units import DENSE_EXPERT_ROWS, MIB
@@ -55,7 +55,7 @@ def profile_of(document: Document) -> HardwareProfile:
     return HardwareProfile.from_json(json.dumps(document["profile"]))
 
 
-def steps_of(document: Document) -> tuple[Sample, ...]:
+def steps_of(document: Document) -> tuple[StepSample, ...]:
     """The whole steps in a document."""
     return samples_of(document["rows"], num_ranks=document["settings"]["ranks"])
 

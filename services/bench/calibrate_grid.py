@@ -31,7 +31,7 @@ class Mix(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GridRequest:
     """One request's part of a step."""
 
     history: int
@@ -48,7 +48,7 @@ class TestBatch:
     mix: Mix
     context: int
     """Longest history."""
-    requests: tuple[Request, ...]
+    requests: tuple[GridRequest, ...]
 
     @property
     def num_rows(self) -> int:
@@ -116,7 +116,7 @@ class Grid:
 
     def _decode(self, mix: Mix, context: int, batch: int) -> TestBatch:
         requests = tuple(
-            Request(self._history(mix, context, index), 1, self._owner(mix, index), draws=True)
+            GridRequest(self._history(mix, context, index), 1, self._owner(mix, index), draws=True)
             for index in range(batch)
         )
         return TestBatch(Phase.DECODE, mix, context, requests)
@@ -124,7 +124,7 @@ class Grid:
     def _prefill(self, mix: Mix, history: int, batch: int, rows: int) -> TestBatch:
         each, more = divmod(rows, batch)
         requests = tuple(
-            Request(
+            GridRequest(
                 self._history(mix, history, index),
                 each + (index < more),
                 self._owner(mix, index),

@@ -17,7 +17,7 @@ from services.bench.settings import layouts_of, sizes
 from services.bench.streams import Prompt, Streamed, random_tokens
 from services.bench.workload import common_window_rate
 from splash_core.config import UpSettings
-from splash_core.cost.served import Served
+from splash_core.cost.served import ServedStreams
 from splash_core.layout.layout import Layout
 from splash_core.units import MIB
 
@@ -58,10 +58,10 @@ def _prompts(settings: CalibrateSettings, count: int, *, vocab: int) -> list[Pro
     return [Prompt(tokens=random_tokens(dice, _PROMPT, vocab=vocab), output=output) for _ in range(count)]
 
 
-def served_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Served, ...]:
+def served_of(rows: Sequence[Mapping[str, Any]]) -> tuple[ServedStreams, ...]:
     """What `serve` measured, in a calibration's document."""
     return tuple(
-        Served(
+        ServedStreams(
             layout=Layout(row["served"]),
             streams=row["streams"],
             context=row["context"],

@@ -32,7 +32,7 @@ _CALM_S, _PAUSE_S = 3.0, 0.25
 
 
 @dataclass(slots=True)
-class _Cell:
+class _MeasuredCell:
     """What is known of a batch in one layout."""
 
     warmup: list[float] = field(default_factory=list[float])
@@ -75,7 +75,7 @@ class Steps:
         self._turn += 1
         first, reps = self._turn % len(layouts), self._settings.reps
         waiting = [*layouts[first:], *layouts[:first]]
-        cells = {layout: _Cell() for layout in layouts}
+        cells = {layout: _MeasuredCell() for layout in layouts}
         refused: dict[Layout, str] = {}
         for _ in range(_MOST_ROUNDS):
             self._await_calm()
@@ -112,7 +112,7 @@ class Steps:
                 return
             time.sleep(_PAUSE_S)
 
-    def _repeat(self, batch: TestBatch, layout: Layout, cell: _Cell) -> None:
+    def _repeat(self, batch: TestBatch, layout: Layout, cell: _MeasuredCell) -> None:
         rig, group = self._rig, self._rig.group
         group.clear()
         rig.go(layout)

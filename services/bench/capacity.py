@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from services.bench.recorder import Recorder
+from services.bench.recorder import RowRecorder
 from services.bench.rig import Rig
 from services.bench.settings import CapacitySettings, layouts_of, sizes
-from services.bench.sizing import Demand, device_account
+from services.bench.sizing import LargestCell, device_account
 from services.bench.spmd import RankHost
 from splash_core.ids import RankId
 from splash_core.layout.layout import RULES, Layout
@@ -29,9 +29,9 @@ def run(host: RankHost, settings: CapacitySettings) -> dict[str, Any]:
     """The program of every rank; returns the document's JSON."""
     layouts = layouts_of(settings.layouts)
     rows = settings.chunk_tokens if settings.device == "cuda" else min(settings.chunk_tokens, _CPU_ROWS)
-    recorder = Recorder("capacity", host, settings)
+    recorder = RowRecorder("capacity", host, settings)
     recorder.say("allocating arena and weights")
-    demand = Demand(layouts=layouts, batch=1, tokens=rows, rows=rows)
+    demand = LargestCell(layouts=layouts, batch=1, tokens=rows, rows=rows)
     rig = Rig(host, settings, layout=layouts[0], demand=demand)
     account = _account_of(rig, layouts)
     fullest = [-(-batch // settings.ranks) for batch in sizes(settings.batch, "--batch")]

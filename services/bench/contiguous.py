@@ -21,7 +21,7 @@ Operation = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class OperationTraffic:
     """Bytes that cross ranks in one operation."""
 
     bytes_TT: tuple[tuple[int, ...], ...]
@@ -60,7 +60,7 @@ class Traffic:
         )
 
 
-def contiguous_ways(comm: Comm, traffic: Traffic, device: torch.device) -> dict[str, Operation]:
+def contiguous_ways(comm: Comm, traffic: OperationTraffic, device: torch.device) -> dict[str, Operation]:
     """Operations that move `traffic` without gather or scatter, by name.
 
     Args:
@@ -74,26 +74,26 @@ def contiguous_ways(comm: Comm, traffic: Traffic, device: torch.device) -> dict[
     return ways
 
 
-def _exchange(comm: Comm, traffic: Traffic, device: torch.device) -> Operation:
+def _exchange(comm: Comm, traffic: OperationTraffic, device: torch.device) -> Operation:
     sizes_out, sizes_in = _sizes(comm, traffic)
     sends = [Transfer(RankId(peer), _buffer(size, device)) for peer, size in enumerate(sizes_out) if size]
     recvs = [Transfer(RankId(peer), _buffer(size, device)) for peer, size in enumerate(sizes_in) if size]
     return lambda _: comm.exchange(sends, recvs, tag="bench.exchange")
 
 
-def _all_to_all(comm: Comm, traffic: Traffic, device: torch.device) -> Operation:
+def _all_to_all(comm: Comm, traffic: OperationTraffic, device: torch.device) -> Operation:
     sizes_out, sizes_in = _sizes(comm, traffic)
     rows = _buffer(sum(sizes_out), device)
     return lambda _: comm.all_to_all_rows(rows, sizes_out, sizes_in, tag="bench.all_to_all")
 
 
-def _all_gather(comm: Comm, traffic: Traffic, device: torch.device) -> Operation:
+def _all_gather(comm: Comm, traffic: OperationTraffic, device: torch.device) -> Operation:
     counts = [max(row) for row in traffic.bytes_TT]
     rows = _buffer(counts[comm.rank], device)
     return lambda _: comm.all_gather_rows(rows, counts, tag="bench.all_gather")
 
 
-def _sizes(comm: Comm, traffic: Traffic) -> tuple[Sequence[int], Sequence[int]]:
+def _sizes(comm: Comm, traffic: OperationTraffic) -> tuple[Sequence[int], Sequence[int]]:
     """Bytes to and from each peer of this rank."""
     return traffic.bytes_TT[comm.rank], [row[comm.rank] for row in traffic.bytes_TT]
 

@@ -13,7 +13,7 @@ from services.bench.rig import Rig
 from splash_core.attention.batch import Batch, build_batch
 from splash_core.attention.registry import create_attention
 from splash_core.engine.decoder import hidden_rows, home_logits
-from splash_core.engine.mirror import Mirrors
+from splash_core.engine.mirror import SequenceMirrors
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.step import StepPlan
 from splash_core.switch.manifest import SwitchMode
@@ -28,7 +28,7 @@ class ForcedSteps:
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
-        self._mirrors = Mirrors(rig.settings.ranks)
+        self._mirrors = SequenceMirrors(rig.settings.ranks)
 
     def go(self, layout: Layout) -> None:
         """Switch; no request may be in place."""

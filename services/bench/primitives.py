@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from services.bench.clock import median, operation_ms
-from services.bench.contiguous import Traffic, contiguous_ways
-from services.bench.recorder import Recorder
+from services.bench.contiguous import OperationTraffic, contiguous_ways
+from services.bench.recorder import RowRecorder
 from services.bench.rig import Rig
 from services.bench.settings import PrimitivesSettings, directions_of, layouts_of, sizes
-from services.bench.sizing import Demand
+from services.bench.sizing import LargestCell
 from services.bench.spmd import RankHost
 from splash_core.cost.switch import kv_primitive
 from splash_core.engine.lanes import Move
@@ -32,8 +32,8 @@ def run(host: RankHost, settings: PrimitivesSettings) -> dict[str, Any]:
     """The program of every rank; returns the document's JSON."""
     layouts = layouts_of(settings.layouts)
     batches, contexts = sizes(settings.batch, "--batch"), sizes(settings.context, "--context")
-    demand = Demand(layouts=layouts, batch=max(batches), tokens=max(contexts), rows=0)
-    recorder = Recorder("primitives", host, settings)
+    demand = LargestCell(layouts=layouts, batch=max(batches), tokens=max(contexts), rows=0)
+    recorder = RowRecorder("primitives", host, settings)
     recorder.say("making weights")
     bench = _Primitives(Rig(host, settings, layout=layouts[0], demand=demand), recorder, settings)
     directions = directions_of("", layouts)
@@ -49,7 +49,7 @@ def run(host: RankHost, settings: PrimitivesSettings) -> dict[str, Any]:
 class _Primitives:
     """The measurements of one rank."""
 
-    def __init__(self, rig: Rig, recorder: Recorder, settings: PrimitivesSettings) -> None:
+    def __init__(self, rig: Rig, recorder: RowRecorder, settings: PrimitivesSettings) -> None:
         self._rig = rig
         self._recorder = recorder
         self._settings = settings
@@ -65,7 +65,7 @@ class _Primitives:
         if manifest.weights is not Primitive.ALL_GATHER or not self._recorder.begin(cell):
             return
         peers = rig.settings.ranks - 1
-        traffic = Traffic.gather(rig.settings.ranks, manifest.weight_bytes_per_layer // peers)
+        traffic = OperationTraffic.gather(rig.settings.ranks, manifest.weight_bytes_per_layer // peers)
 
         def gather(rep: int) -> None:
             self._run([WeightMove(rep % rig.spec.layers, self._mover, manifest.gathered)])
@@ -88,7 +88,7 @@ class _Primitives:
         cell = f"KV {direction[0]} → {direction[1]}, {batch} × {context}"
         if not manifest.layer_chunks or not self._recorder.begin(cell):
             return
-        traffic = Traffic.of_layer(manifest, rig.settings.ranks, rig.arena.layer_slice_bytes)
+        traffic = OperationTraffic.of_layer(manifest, rig.settings.ranks, rig.arena.layer_slice_bytes)
         measured = self._measure(self._mover_of(manifest), traffic)
         chunks = {"chunks": len(manifest.layer_chunks), "boundary_chunks": len(manifest.boundary_chunks)}
         stages = self._stages(manifest)
@@ -131,7 +131,7 @@ class _Primitives:
         lane.start((), [moves])
         lane.finish()
 
-    def _measure(self, operation: Callable[[int], object], traffic: Traffic) -> dict[str, Any]:
+    def _measure(self, operation: Callable[[int], object], traffic: OperationTraffic) -> dict[str, Any]:
         """Times of the operation and of the best contiguous way, as fields of a row."""
         device, comms = self._rig.host.comms.device, self._rig.host.comms
         # The transfer communicator may be held to fewer thread blocks than the library would take.

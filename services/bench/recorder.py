@@ -24,7 +24,7 @@ _RESERVE = 1.2
 Row = Mapping[str, Any]
 
 
-class Recorder:
+class RowRecorder:
     """Collects the rows of one benchmark.
 
     Args:

@@ -18,7 +18,7 @@ from services.bench.histories import fill_pages
 from services.bench.run_delay import run_delay_s
 from services.bench.settings import BenchSettings
 from services.bench.shapes import measured_spec
-from services.bench.sizing import Demand, arena_bytes
+from services.bench.sizing import LargestCell, arena_bytes
 from services.bench.spmd import RankHost
 from splash_core.engine.engine import RankEngine
 from splash_core.engine.graphs import GraphReport
@@ -89,7 +89,9 @@ class Rig:
         demand: what the arena must hold where it is sized by it (CPU).
     """
 
-    def __init__(self, host: RankHost, settings: BenchSettings, *, layout: Layout, demand: Demand) -> None:
+    def __init__(
+        self, host: RankHost, settings: BenchSettings, *, layout: Layout, demand: LargestCell
+    ) -> None:
         self.host = host
         self.settings = settings
         self.spec: ModelSpec = measured_spec(settings.model, layers=settings.layers, experts=settings.experts)

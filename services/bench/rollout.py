@@ -47,7 +47,7 @@ def measure(settings: RolloutSettings, progress: Callable[[str], None]) -> Itera
     rows: list[Row] = [_workload_row(settings, requests)]
     progress("starting router, prefill group and decode group")
     with bench_stack(_stack_settings(settings)) as stack:
-        arms = _Arms(stack, prompts, rest_s=settings.rest_s)
+        arms = _RolloutArms(stack, prompts, rest_s=settings.rest_s)
         progress(f"warming up, {ARMS[0]}")
         arms.run(ARMS[0])
         for run in range(settings.runs):
@@ -81,7 +81,7 @@ def _stack_settings(settings: RolloutSettings) -> UpSettings:
     )
 
 
-class _Arms:
+class _RolloutArms:
     """Arms on a running stack; the first one's tokens are what all others are compared with."""
 
     def __init__(self, stack: BenchStack, prompts: Sequence[Prompt], *, rest_s: float) -> None:

@@ -17,7 +17,7 @@ from splash_core.layout.layout import Layout
 from splash_core.leader.build import resolve_model
 from splash_core.policy.document import parse_document
 from splash_core.scheduling.roles import Role
-from splash_core.simulate.comparison import Comparison, compare
+from splash_core.simulate.comparison import WorkloadComparison, compare
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.policies import Policies
 from splash_core.simulate.sizing import Shape, fleet_of_room
@@ -87,7 +87,7 @@ def workload_of(text: str) -> Workload:
     return Workload(name="rl-rollout", requests=requests)
 
 
-def _rows(found: Comparison, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _rows(found: WorkloadComparison, rows: Sequence[Row]) -> list[dict[str, Any]]:
     spans = by_arm(rows)
     summaries = {layout.value: summary for layout, summary in found.fixed.items()} | {POLICY: found.policy}
     return [simulated_row(arm, summaries[arm].to_json(), spans[arm]) for arm in spans if arm in summaries]

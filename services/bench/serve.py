@@ -11,7 +11,7 @@ from services.bench.streams import Prompt
 from services.bench.workload import (
     FIXED,
     POLICY,
-    Workload,
+    BenchSizes,
     common_window_rate,
     median_of,
     prompt_ids,
@@ -23,13 +23,13 @@ from splash_core.layout.layout import Layout
 _KV_BYTES = 512 << 20
 
 
-class Served:
+class ServedStack:
     """A stack as the benchmark sees it."""
 
     def __init__(self, stack: BenchStack) -> None:
         self._stack = stack
 
-    def decode_rate(self, workload: Workload, batch: int) -> float:
+    def decode_rate(self, workload: BenchSizes, batch: int) -> float:
         """Tokens per second while `batch` streams decode together."""
 
         def measure(rep: int) -> float:
@@ -39,7 +39,7 @@ class Served:
 
         return median_of(workload.reps, measure)
 
-    def prefill_rate(self, workload: Workload) -> float:
+    def prefill_rate(self, workload: BenchSizes) -> float:
         """Prompt tokens per second to the first token."""
 
         def measure(rep: int) -> float:
@@ -66,7 +66,7 @@ def bench_settings(model: Path, *, policy: str, layouts: Sequence[str] = FIXED) 
 def serve_rows(
     model: Path,
     *,
-    workload: Workload,
+    workload: BenchSizes,
     baseline: Mapping[str, float],
     progress: Callable[[str], None],
     layouts: Sequence[str] = (*FIXED, POLICY),
@@ -91,14 +91,14 @@ def serve_rows(
             for name in names:
                 if name != POLICY:
                     stack.go(everywhere(Layout(name)))
-                rows += _rows_of(Served(stack), name, workload, baseline, progress)
+                rows += _rows_of(ServedStack(stack), name, workload, baseline, progress)
     return rows
 
 
 def _rows_of(
-    served: Served,
+    served: ServedStack,
     layout: str,
-    workload: Workload,
+    workload: BenchSizes,
     baseline: Mapping[str, float],
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:

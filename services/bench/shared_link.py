@@ -22,7 +22,7 @@ import httpx
 from services.bench.clock import median, percentile
 from services.bench.document import BenchDocument, fresh_path, measured_here
 from services.bench.settings import modes_of, words
-from services.bench.shared_link_load import Load, Probe, Probes, until_quiet
+from services.bench.shared_link_load import GatewayLoad, Probe, Probes, until_quiet
 from services.bench.shared_link_rows import with_ratios
 from services.bench.shared_link_settings import SharedLinkSettings
 from services.bench.shared_link_stack import SharedLinkStack, write_model
@@ -106,8 +106,8 @@ class _Arm:
             rows.append(_row(arm, "full", await self._full()))
         return rows
 
-    def _load(self) -> Load:
-        return Load(self._client, self._stack.url, model=self._model, settings=self._settings)
+    def _load(self) -> GatewayLoad:
+        return GatewayLoad(self._client, self._stack.url, model=self._model, settings=self._settings)
 
     async def _window(self, mode: SwitchMode | None, *, arrivals: bool) -> _Window:
         """One condition, from fresh streams on."""
@@ -140,7 +140,7 @@ class _Arm:
             met=meets(probe.began, probe.ttft_s, window.switching),
         )
 
-    async def _arrive(self, load: Load, window: _Window) -> None:
+    async def _arrive(self, load: GatewayLoad, window: _Window) -> None:
         window.probes = await load.probes()
 
     async def _switches(self, mode: SwitchMode, window: _Window) -> None:

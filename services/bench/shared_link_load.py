@@ -75,7 +75,7 @@ class Streams:
         return gaps
 
 
-class Load:
+class GatewayLoad:
     """Requests to one gateway."""
 
     def __init__(

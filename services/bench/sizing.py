@@ -27,7 +27,7 @@ _SPARE = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class LargestCell:
     """The largest cell of a run."""
 
     layouts: Sequence[Layout]
@@ -38,7 +38,7 @@ class Demand:
     """Of the largest step."""
 
 
-def arena_bytes(spec: ModelSpec, settings: BenchSettings, demand: Demand) -> int:
+def arena_bytes(spec: ModelSpec, settings: BenchSettings, demand: LargestCell) -> int:
     """Bytes of a rank's arena.
 
     Raises:
@@ -95,7 +95,7 @@ def device_memory(settings: BenchSettings) -> int:
     return min(torch.cuda.get_device_properties(gpu).total_memory for gpu in range(gpus))
 
 
-def _needed_bytes(spec: ModelSpec, settings: BenchSettings, demand: Demand) -> int:
+def _needed_bytes(spec: ModelSpec, settings: BenchSettings, demand: LargestCell) -> int:
     elem = BY_NAME[settings.dtype].itemsize
     slot = page_bytes(spec, page_size=settings.page_size, elem_bytes=elem)
     pages = -(-demand.tokens // settings.page_size)
@@ -111,7 +111,7 @@ def _needed_bytes(spec: ModelSpec, settings: BenchSettings, demand: Demand) -> i
     return (region + int(pages * _SPARE) + demand.batch + 1) * slot
 
 
-def _pages_on_fullest(settings: BenchSettings, demand: Demand, layout: Layout) -> int:
+def _pages_on_fullest(settings: BenchSettings, demand: LargestCell, layout: Layout) -> int:
     pages = -(-demand.tokens // settings.page_size)
     counts = [0] * settings.ranks
     for request in range(demand.batch):

@@ -16,7 +16,7 @@ from services.bench.clock import median, operation_ms
 from services.bench.rig import Rig
 from splash_core.dist.comm import Comm
 from splash_core.dist.passing import PassingComm
-from splash_core.engine.recording import Recorded, Recorder
+from splash_core.engine.recording import Recorded, StepRecorder
 from splash_core.engine.static_backends import decode_graphs, recorder_for
 from splash_core.layout.layout import Layout
 
@@ -64,7 +64,7 @@ class NotingComm(PassingComm):
         return issue(self._inner, x_NX)
 
 
-class RunOnce(Recorder):
+class RunOnce(StepRecorder):
     """Runs what is to be recorded once, and keeps its result."""
 
     @override

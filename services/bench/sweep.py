@@ -12,10 +12,10 @@ from typing import Any
 from services.bench.clock import median
 from services.bench.counting import CountingComm
 from services.bench.floors import Floors
-from services.bench.recorder import Recorder
+from services.bench.recorder import RowRecorder
 from services.bench.rig import Rig
 from services.bench.settings import SweepSettings, layouts_of, sizes, words
-from services.bench.sizing import Demand, device_kind
+from services.bench.sizing import LargestCell, device_kind
 from services.bench.spmd import RankHost
 from services.bench.step_collectives import StepCollectives
 from splash_core.cost.precision import named_precision
@@ -27,7 +27,7 @@ _PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
+class _SweepCell:
     phase: str
     layout: Layout
     batch: int
@@ -55,27 +55,27 @@ def run(host: RankHost, settings: SweepSettings) -> dict[str, Any]:
     if not phases or any(phase not in _PHASES for phase in phases):
         raise ConfigError(f"--phase must be of {', '.join(_PHASES)}, got {settings.phase!r}")
     batches, lengths = sizes(settings.batch, "--batch"), sizes(settings.input, "--input")
-    demand = Demand(
+    demand = LargestCell(
         layouts=layouts,
         batch=max(batches),
         tokens=max(lengths) + settings.steps + settings.warmup,
         rows=settings.chunk_tokens,
     )
-    recorder = Recorder("sweep", host, settings)
+    recorder = RowRecorder("sweep", host, settings)
     recorder.say("making weights")
     sweep = _Sweep(Rig(host, settings, layout=layouts[0], demand=demand), recorder, settings)
     for layout in layouts:
         for phase in phases:
             for batch in batches:
                 for length in lengths:
-                    sweep.measure(_Cell(phase=phase, layout=layout, batch=batch, length=length))
+                    sweep.measure(_SweepCell(phase=phase, layout=layout, batch=batch, length=length))
     return recorder.document().to_json()
 
 
 class _Sweep:
     """The measurements of one rank."""
 
-    def __init__(self, rig: Rig, recorder: Recorder, settings: SweepSettings) -> None:
+    def __init__(self, rig: Rig, recorder: RowRecorder, settings: SweepSettings) -> None:
         self._rig = rig
         self._recorder = recorder
         self._settings = settings
@@ -86,7 +86,7 @@ class _Sweep:
         self._prefill_rate = 0.0
         """Tokens per second of the last prefill: what the next one is expected to reach."""
 
-    def measure(self, cell: _Cell) -> None:
+    def measure(self, cell: _SweepCell) -> None:
         """One cell; if it does not fit, a row with the reason."""
         rig = self._rig
         expected_s = 0.0
@@ -104,7 +104,7 @@ class _Sweep:
         peak = rig.peak_bytes()
         self._recorder.add(cell.row(fields | ({"peak_bytes": peak} if peak else {})))
 
-    def _prefill(self, cell: _Cell) -> dict[str, Any]:
+    def _prefill(self, cell: _SweepCell) -> dict[str, Any]:
         """Prompt tokens per second of the whole batch; the first run warms up unless it is the only one."""
         runs: list[list[float]] = []
         spent_s = 0.0
@@ -136,13 +136,13 @@ class _Sweep:
         rate = device_kind(self._settings).link_bps
         return {"received_bytes": received, "links_ms": 1e3 * received / rate}
 
-    def _prefill_floor(self, cell: _Cell, total_ms: float) -> dict[str, Any]:
+    def _prefill_floor(self, cell: _SweepCell, total_ms: float) -> dict[str, Any]:
         if self._floors is None:
             return {}
         floor_ms = self._floors.prefill(cell.batch, cell.length)
         return {"floor_ms": floor_ms, "of_floor": floor_ms / total_ms}
 
-    def _prefill_once(self, cell: _Cell) -> list[float]:
+    def _prefill_once(self, cell: _SweepCell) -> list[float]:
         """Times of the steps, in milliseconds."""
         rig, settings = self._rig, self._settings
         if isinstance(rig.host.comms.compute, CountingComm):
@@ -161,7 +161,7 @@ class _Sweep:
         left = {seq: length - self._rig.group.cached(seq) for seq in self._rig.group.seqs}
         return {seq: tokens for seq, tokens in left.items() if tokens}
 
-    def _decode(self, cell: _Cell) -> dict[str, Any]:
+    def _decode(self, cell: _SweepCell) -> dict[str, Any]:
         """Time of an ordinary decode step, one step ahead of the tokens that come back."""
         rig, settings = self._rig, self._settings
         rig.fill()
@@ -180,7 +180,7 @@ class _Sweep:
             **self._decode_floor(cell, step_ms),
         }
 
-    def _decode_floor(self, cell: _Cell, step_ms: float) -> dict[str, Any]:
+    def _decode_floor(self, cell: _SweepCell, step_ms: float) -> dict[str, Any]:
         collectives = self._collectives.fields(cell.layout, -(-cell.batch // self._settings.ranks))
         if self._floors is None:
             return collectives

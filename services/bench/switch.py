@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from services.bench.recorder import Recorder
+from services.bench.recorder import RowRecorder
 from services.bench.rig import Rig
 from services.bench.settings import SwitchSettings, directions_of, layouts_of, modes_of, sizes
-from services.bench.sizing import Demand
+from services.bench.sizing import LargestCell
 from services.bench.spmd import RankHost
 from services.bench.switch_decode import AHEAD_ROOM, DecodeSwitches
 from services.bench.switch_prefill import PrefillSwitches
-from services.bench.switch_rows import Cell, Direction
+from services.bench.switch_rows import Direction, SwitchCell
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.switch.manifest import SwitchMode
 
@@ -29,7 +29,7 @@ _DUE_REPS = 2
 class _Switches(Protocol):
     """How the steps of a phase are measured."""
 
-    def place(self, cell: Cell, directions: Sequence[Direction]) -> None:
+    def place(self, cell: SwitchCell, directions: Sequence[Direction]) -> None:
         """Prepare a cell.
 
         Raises:
@@ -58,13 +58,13 @@ def run(host: RankHost, settings: SwitchSettings) -> dict[str, Any]:
     if not decode and (ahead := [mode for mode in modes if mode not in _PREFILL_MODES]):
         raise ConfigError(f"mode {ahead[0]} copies beside decode steps; measure it with --phase decode")
     grown = 2 * settings.ordinary + AHEAD_ROOM if decode else 0
-    demand = Demand(
+    demand = LargestCell(
         layouts=sorted({layout for direction in directions for layout in direction}),
         batch=max(cell.batch for cell in cells),
         tokens=max(cell.context + max(-(-cell.chunk // cell.batch), grown) for cell in cells),
         rows=max(cell.chunk for cell in cells),
     )
-    recorder = Recorder("switch", host, settings)
+    recorder = RowRecorder("switch", host, settings)
     recorder.say("making weights")
     rig = Rig(host, settings, layout=directions[0][0], demand=demand)
     switches: _Switches = DecodeSwitches(rig, settings, demand) if decode else PrefillSwitches(rig)
@@ -73,13 +73,13 @@ def run(host: RankHost, settings: SwitchSettings) -> dict[str, Any]:
     return recorder.document().to_json()
 
 
-def _cells(settings: SwitchSettings) -> list[Cell]:
+def _cells(settings: SwitchSettings) -> list[SwitchCell]:
     batches, contexts = sizes(settings.batch, "--batch"), sizes(settings.context, "--context")
     shapes = [(batch, context) for batch in batches for context in contexts]
     if settings.phase == "decode":
-        return [Cell(batch=batch, context=context, chunk=batch) for batch, context in shapes]
+        return [SwitchCell(batch=batch, context=context, chunk=batch) for batch, context in shapes]
     chunks = sizes(settings.chunk, "--chunk")
-    return [Cell(batch=b, context=c, chunk=chunk) for b, c in shapes for chunk in chunks]
+    return [SwitchCell(batch=b, context=c, chunk=chunk) for b, c in shapes for chunk in chunks]
 
 
 class _Measurement:
@@ -88,7 +88,7 @@ class _Measurement:
     def __init__(
         self,
         rig: Rig,
-        recorder: Recorder,
+        recorder: RowRecorder,
         settings: SwitchSettings,
         switches: _Switches,
         modes: tuple[SwitchMode, ...],
@@ -99,7 +99,7 @@ class _Measurement:
         self._switches = switches
         self._modes = modes
 
-    def measure(self, cell: Cell, directions: Sequence[Direction]) -> None:
+    def measure(self, cell: SwitchCell, directions: Sequence[Direction]) -> None:
         """All directions of one cell; those that do not fit get rows with the reason."""
         try:
             self._switches.place(cell, directions)
@@ -118,7 +118,7 @@ class _Measurement:
                     left.remove(direction)
                 seconds[direction] = time.monotonic() - began
 
-    def _begin(self, cell: Cell, direction: Direction, rep: int, seconds: float) -> bool:
+    def _begin(self, cell: SwitchCell, direction: Direction, rep: int, seconds: float) -> bool:
         """True if there is time for a repetition; where the first ones are missing, that is noted."""
         name = f"{self._settings.phase} {direction[0]} → {direction[1]}, {cell}"
         if rep >= min(_DUE_REPS, self._settings.reps):
@@ -127,7 +127,7 @@ class _Measurement:
             name += f", repetition {rep + 1}"
         return self._recorder.begin(name, seconds=seconds)
 
-    def _repeat(self, cell: Cell, direction: Direction, rep: int) -> bool:
+    def _repeat(self, cell: SwitchCell, direction: Direction, rep: int) -> bool:
         """One repetition, after which rows tell of all so far; False if the direction does not fit."""
         first = rep % len(self._modes)
         modes = [*self._modes[first:], *self._modes[:first]]
@@ -143,7 +143,7 @@ class _Measurement:
     def _refused(self, refusal: Infeasible) -> Mapping[str, dict[str, Any]]:
         return {mode: {"reason": str(refusal)} for mode in self._modes}
 
-    def _put(self, cell: Cell, direction: Direction, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    def _put(self, cell: SwitchCell, direction: Direction, rows: Mapping[str, Mapping[str, Any]]) -> None:
         peak = self._rig.peak_bytes()
         for mode, fields in rows.items():
             row = {

@@ -12,8 +12,8 @@ from services.bench.churn import AheadBooks, Churn
 from services.bench.decode_group import DecodeGroup, SwitchPlans, no_churn
 from services.bench.rig import Rig
 from services.bench.settings import SwitchSettings, sizes
-from services.bench.sizing import Demand
-from services.bench.switch_rows import Cell, ChurnRecord, Direction, Window, window_fields
+from services.bench.sizing import LargestCell
+from services.bench.switch_rows import ChurnRecord, Direction, SwitchCell, Window, window_fields
 from splash_core.errors import Infeasible
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.buckets import decode_buckets
@@ -38,7 +38,7 @@ class DecodeSwitches:
         demand: its largest cell.
     """
 
-    def __init__(self, rig: Rig, settings: SwitchSettings, demand: Demand) -> None:
+    def __init__(self, rig: Rig, settings: SwitchSettings, demand: LargestCell) -> None:
         self._rig = rig
         self._ordinary = settings.ordinary
         self._churn_every = settings.churn_every
@@ -62,7 +62,7 @@ class DecodeSwitches:
         self._refusals: dict[Direction, str] = {}
         """Of switches amid churn."""
 
-    def place(self, cell: Cell, directions: Sequence[Direction]) -> None:
+    def place(self, cell: SwitchCell, directions: Sequence[Direction]) -> None:
         """Histories in the first layout that holds them, filled once: later windows find finite rows.
 
         Raises:

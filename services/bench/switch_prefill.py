@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.bench.rig import Rig, TimedStep
-from services.bench.switch_rows import Cell, Direction, Pair, layer_ms, pair_fields
+from services.bench.switch_rows import Direction, StepPair, SwitchCell, layer_ms, pair_fields
 from splash_core.errors import Infeasible
 from splash_core.ids import SeqId
 from splash_core.layout.layout import Layout
@@ -25,9 +25,9 @@ class PrefillSwitches:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self._rows: Mapping[SeqId, int] = {}
-        self._pairs: dict[tuple[Direction, SwitchMode], list[Pair]] = {}
+        self._pairs: dict[tuple[Direction, SwitchMode], list[StepPair]] = {}
 
-    def place(self, cell: Cell, directions: Sequence[Direction]) -> None:
+    def place(self, cell: SwitchCell, directions: Sequence[Direction]) -> None:
         """Histories in the first layout that holds them.
 
         Raises:
@@ -71,7 +71,7 @@ class PrefillSwitches:
         assert ready is not None  # there is at least one mode
         if counts:
             for mode, (step, plan_ms) in switching.items():
-                pair = Pair(switching=step, ready=ready, plan_ms=plan_ms)
+                pair = StepPair(switching=step, ready=ready, plan_ms=plan_ms)
                 self._pairs.setdefault((direction, mode), []).append(pair)
 
     def rows(self, direction: Direction) -> Mapping[str, dict[str, Any]]:

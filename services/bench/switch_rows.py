@@ -21,7 +21,7 @@ Direction = tuple[Layout, Layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class SwitchCell:
     """What stands still while directions and modes vary."""
 
     batch: int
@@ -34,7 +34,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class StepPair:
     """A switching step, and the same rows in the same layout with the state in place."""
 
     switching: TimedStep
@@ -84,12 +84,12 @@ class ChurnRecord:
     """Why the switching step was overlapped; empty if it was not."""
 
 
-def layer_ms(blocking: Sequence[Pair], layers: int) -> float | None:
+def layer_ms(blocking: Sequence[StepPair], layers: int) -> float | None:
     """τ: time to move one layer's state when nothing computes; None where blocking was not measured."""
     return median([pair.switching.start for pair in blocking]) / layers if blocking else None
 
 
-def pair_fields(pairs: Sequence[Pair], one_layer_ms: float | None) -> dict[str, Any]:
+def pair_fields(pairs: Sequence[StepPair], one_layer_ms: float | None) -> dict[str, Any]:
     """Fields of a prefill row.
 
     Args:
@@ -117,7 +117,7 @@ def pair_fields(pairs: Sequence[Pair], one_layer_ms: float | None) -> dict[str, 
     }
 
 
-def formula_ms(pairs: Sequence[Pair], one_layer_ms: float) -> float:
+def formula_ms(pairs: Sequence[StepPair], one_layer_ms: float) -> float:
     """(7) of docs/model.md with the measured τ, and c_i of the steps with the state in place."""
     computes = [median(layer) for layer in zip(*(pair.ready.computes for pair in pairs), strict=True)]
     return exposed_with_one_buffer([one_layer_ms] * len(computes), computes)

@@ -21,7 +21,7 @@ LOWEST_ID, HIGHEST_ID = 1000, 40_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class BenchSizes:
     """Sizes of the benchmark."""
 
     decode_prompt: int = 32

@@ -18,7 +18,7 @@ from services.bench.results_page import section
 from services.bench.rollout_command import rollout
 from services.bench.rollout_settings import RolloutSettings
 from services.bench.shared_link_settings import SharedLinkSettings
-from services.bench.workload import FIXED, POLICY, Workload, rate_name
+from services.bench.workload import FIXED, POLICY, BenchSizes, rate_name
 from services.options import settings_command
 from services.outputs import check_output
 from services.progress import progress_console, stages
@@ -57,7 +57,7 @@ def serve(
     from services.commands.model import fetch_demo_model
 
     model = fetch_demo_model()
-    workload = Workload(reps=reps, decode_tokens=decode_tokens, prefill_prompt=prefill_tokens)
+    workload = BenchSizes(reps=reps, decode_tokens=decode_tokens, prefill_prompt=prefill_tokens)
     with stages(progress_console(), "bench serve") as progress:
         baseline = _baseline_rates(model, workload, threads, progress)
         rows = serve_rows(
@@ -122,7 +122,7 @@ def shared_link(settings: SharedLinkSettings, as_json: bool) -> int:
     return 0
 
 
-def _baseline_rates(model: Path, workload: Workload, threads: int, progress: Any) -> dict[str, float]:
+def _baseline_rates(model: Path, workload: BenchSizes, threads: int, progress: Any) -> dict[str, float]:
     # Imported here: torch and transformers take seconds that `splash bench --help` need not spend.
     from services.bench.baseline import Baseline
 

@@ -1,10 +1,10 @@
 """A comparison with the paper as Markdown: what `splash plan --compare paper` prints."""
 
 from services.bench.results_tables import markdown_table
-from splash_core.policy.comparison import HANDOFF_BPS, MARGIN, ComparedPoint, Comparison
+from splash_core.policy.comparison import HANDOFF_BPS, MARGIN, ComparedPoint, PaperComparison
 
 
-def comparison_page(comparison: Comparison) -> str:
+def comparison_page(comparison: PaperComparison) -> str:
     """The whole report; the same for the same model, devices and points."""
     sweeps, named = comparison.sweeps, comparison.named
     command = (
@@ -49,7 +49,7 @@ def comparison_page(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _by_winner(comparison: Comparison) -> str:
+def _by_winner(comparison: PaperComparison) -> str:
     rows = [
         {"layout": layout.value, "points": points, "agreeing": agreeing, "close": close}
         for layout, (points, agreeing, close) in comparison.by_winner().items()

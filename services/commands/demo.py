@@ -18,7 +18,7 @@ from services.commands.layout import Json
 from services.commands.model import fetch_demo_model
 from services.demo.render import show
 from services.demo.report import DemoReport
-from services.demo.scenario import DECODE, PREFILL, Target, run
+from services.demo.scenario import DECODE, PREFILL, DemoTarget, run
 from services.exit_codes import Exit
 from services.launch import Stack
 from services.progress import progress_console, stages
@@ -91,7 +91,7 @@ def _run(stack: Stack, report: DemoReport, console: Console) -> None:
             processes += _descendants(stack)
             client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
             with client, AdminClient(stack.admin_url, "") as admin:
-                run(Target(client=client, admin=admin, model=report.model), report, progress)
+                run(DemoTarget(client=client, admin=admin, model=report.model), report, progress)
             progress("shutting down")
             stack.stop(drain=True)
     except BaseException:

@@ -14,13 +14,13 @@ from services.doctor.files import policy, profile
 from services.doctor.gpus import gpus
 from services.doctor.host import mooncake, ports, rails, versions
 from services.doctor.settings import DoctorSettings
-from services.doctor.verdicts import Finding, Verdict
+from services.doctor.verdicts import CheckResult, CheckVerdict
 from services.doctor.wires import self_tests
 from services.exit_codes import Exit
 from services.options import settings_command
 
 app = typer.Typer()
-_COLOURS = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+_COLOURS = {CheckVerdict.PASS: "green", CheckVerdict.WARN: "yellow", CheckVerdict.FAIL: "bold red"}
 
 
 @settings_command(app, "doctor", DoctorSettings)
@@ -32,7 +32,7 @@ def doctor(settings: DoctorSettings, as_json: bool) -> int:
     Example: `splash doctor --transport mooncake --admin http://127.0.0.1:8001`
     """
     findings = list(_all(settings))
-    ok = all(finding.verdict is not Verdict.FAIL for finding in findings)
+    ok = all(finding.verdict is not CheckVerdict.FAIL for finding in findings)
     if as_json:
         report = {"ok": ok, "checks": [finding.to_json() for finding in findings]}
         sys.stdout.write(json.dumps(report) + "\n")
@@ -41,7 +41,7 @@ def doctor(settings: DoctorSettings, as_json: bool) -> int:
     return Exit.DONE if ok else Exit.FAILED
 
 
-def _all(settings: DoctorSettings) -> Iterator[Finding]:
+def _all(settings: DoctorSettings) -> Iterator[CheckResult]:
     yield from versions()
     yield from mooncake(settings)
     yield from rails(settings)
@@ -55,7 +55,7 @@ def _all(settings: DoctorSettings) -> Iterator[Finding]:
     yield from cluster(settings)
 
 
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: list[CheckResult]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for finding in findings:
         text = Text(finding.detail)

@@ -13,7 +13,7 @@ from services.exit_codes import Exit
 from services.outputs import check_output, replace_text
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
-from splash_core.policy.bundle import Difference, replay
+from splash_core.policy.bundle import ReplayDifference, replay
 from splash_core.settings_base import Output
 from splash_core.switch.manifest import SwitchMode
 from splash_core.units import format_bytes
@@ -203,7 +203,7 @@ def replay_command(
         raise typer.Exit(Exit.FAILED)
 
 
-def replay_file(file: Path) -> tuple[int, list[Difference]]:
+def replay_file(file: Path) -> tuple[int, list[ReplayDifference]]:
     """Replay every group's bundle of a file.
 
     Raises:
@@ -216,7 +216,7 @@ def replay_file(file: Path) -> tuple[int, list[Difference]]:
     groups = cast("dict[str, Any]", document).get("groups") if isinstance(document, dict) else None
     if not isinstance(groups, list):
         raise ConfigError(f"bundle {file}: `groups` is missing; {_GIVE}")
-    replayed, differences = 0, list[Difference]()
+    replayed, differences = 0, list[ReplayDifference]()
     for entry in cast("list[dict[str, Any]]", groups):
         count, found = replay(entry.get("bundle"), where=str(entry.get("group", "bundle")))
         replayed += count

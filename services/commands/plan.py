@@ -19,7 +19,7 @@ from splash_core.layout.catalog import named_layouts
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.leader.build import fetched_model
 from splash_core.leader.profile_file import read_profile
-from splash_core.policy.comparison import Comparison, compare_with_paper
+from splash_core.policy.comparison import PaperComparison, compare_with_paper
 from splash_core.policy.plan import build_plan
 from splash_core.policy.regimes import BATCHES
 from splash_core.scheduling.buckets import decode_buckets
@@ -117,7 +117,7 @@ def plan_command(
         Console().print(Group(*report_tables(report)))
 
 
-def _compare(comparison: Comparison, *, as_json: bool) -> None:
+def _compare(comparison: PaperComparison, *, as_json: bool) -> None:
     if as_json:
         emit(comparison.to_json(), as_json=True, text="")
     else:

@@ -8,7 +8,7 @@ from rich.table import Table
 from splash_core.layout.catalog import FeasibleLayout, InfeasibleLayout
 from splash_core.layout.layout import Layout
 from splash_core.policy.plan import REFERENCE_REQUESTS, PlanReport
-from splash_core.policy.regimes import OUTPUT_TOKENS, Cell
+from splash_core.policy.regimes import OUTPUT_TOKENS, RegimeCell
 from splash_core.policy.snapshot import Phase
 from splash_core.units import format_bytes
 
@@ -87,7 +87,7 @@ def _switches(report: PlanReport) -> Table:
     return table
 
 
-def _regimes(phase: Phase, cells: tuple[Cell, ...]) -> Table:
+def _regimes(phase: Phase, cells: tuple[RegimeCell, ...]) -> Table:
     aim = "whole prompts" if phase is Phase.PREFILL else f"{OUTPUT_TOKENS:,} new tokens each"
     table = Table(
         title=f"Best layout predicted in {phase.value} ({aim}): requests × longest context",

@@ -6,13 +6,13 @@ from typing import Any
 from services.outputs import replace_file
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
-from splash_core.simulate.comparison import Comparison
+from splash_core.simulate.comparison import WorkloadComparison
 from splash_core.simulate.timeline import in_system, layout_shares
 
 _COLOURS = dict(zip(Layout, ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377"), strict=True))
 
 
-def write_plot(comparison: Comparison, path: Path) -> None:
+def write_plot(comparison: WorkloadComparison, path: Path) -> None:
     """Write the plot.
 
     Raises:
@@ -53,7 +53,7 @@ def new_figure(path: Path) -> Any:
     return figure
 
 
-def _draw_load(axes: Any, comparison: Comparison) -> None:
+def _draw_load(axes: Any, comparison: WorkloadComparison) -> None:
     for name, summary, style in (
         ("policy", comparison.policy, "-"),
         ("oracle", comparison.oracle, "--"),
@@ -64,7 +64,7 @@ def _draw_load(axes: Any, comparison: Comparison) -> None:
     axes.legend(loc="upper right")
 
 
-def _draw_makespans(axes: Any, comparison: Comparison) -> None:
+def _draw_makespans(axes: Any, comparison: WorkloadComparison) -> None:
     bars = {
         "policy": comparison.policy.makespan_s,
         **{layout.value: summary.makespan_s for layout, summary in comparison.fixed.items()},

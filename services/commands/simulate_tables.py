@@ -6,14 +6,14 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from splash_core.cost.measured_on import described
-from splash_core.simulate.comparison import Comparison, Summary
+from splash_core.simulate.comparison import Summary, WorkloadComparison
 
 _SHOWN_SWITCHES = 12
 _WORDS = ("run", "group", "from", "to", "how")
 """Columns that are no numbers."""
 
 
-def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
+def comparison_tables(comparison: WorkloadComparison) -> Iterator[RenderableType]:
     """Everything that a comparison says, top down."""
     fleet = comparison.fleet
     groups = " + ".join(f"{count} {role.value}" for role, count in fleet.groups.items() if count)
@@ -38,7 +38,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[RenderableType]:
     )
 
 
-def _summaries(comparison: Comparison) -> Iterator[tuple[str, Summary, str]]:
+def _summaries(comparison: WorkloadComparison) -> Iterator[tuple[str, Summary, str]]:
     """Each run's name and figures, and by how much longer than it the policy takes."""
     yield "policy", comparison.policy, ""
     for layout, summary in comparison.fixed.items():
@@ -54,7 +54,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _runs(comparison: Comparison) -> Table:
+def _runs(comparison: WorkloadComparison) -> Table:
     table = _table("Runs", "run", "makespan s", "policy takes", "tokens/s", "good", "switches", "exposed s")
     for name, summary, against in _summaries(comparison):
         figures = summary.to_json()
@@ -70,7 +70,7 @@ def _runs(comparison: Comparison) -> Table:
     return table
 
 
-def _latencies(comparison: Comparison) -> Table:
+def _latencies(comparison: WorkloadComparison) -> Table:
     table = _table("Latencies", "run", "TTFT p50 s", "p99 s", "ITL p50 ms", "p99 ms", "mean request s")
     for name, summary, _ in _summaries(comparison):
         figures = summary.to_json()

@@ -15,7 +15,7 @@ from splash_core.ids import Incarnation, LeaseId, RequestId
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.part import Wait
-from splash_core.leader.streams import SeqEvent, Stream
+from splash_core.leader.streams import SeqEvent, SequenceStream
 from splash_core.leader.waiting import Arrival, WaitingRoom
 from splash_core.leader.writers import DeathIsFence, RanksFence, Writer, WriterWatch
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, rank_pb2
@@ -233,7 +233,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         self._leader.wake()
 
 
-async def _tell(stream: Stream, context: grpc.aio.ServicerContext) -> None:
+async def _tell(stream: SequenceStream, context: grpc.aio.ServicerContext) -> None:
     """Write a sequence's events until it has finished; tokens that are ready together travel together."""
     while True:
         events: list[SeqEvent] = [await stream.next(), *stream.take_ready()]

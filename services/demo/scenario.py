@@ -29,7 +29,7 @@ Tokens = tuple[tuple[bytes, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class DemoTarget:
     """The stack that the demo talks to."""
 
     client: openai.OpenAI
@@ -43,7 +43,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class PhaseWalk:
     """How one phase is walked."""
 
     name: str
@@ -51,19 +51,19 @@ class Phase:
     """Its layout when the stack starts."""
     alive: Callable[[Wave], frozenset[int]]
     """Streams that run through this phase's group now."""
-    begun: Callable[[Target, Wave], bool]
+    begun: Callable[[DemoTarget, Wave], bool]
     """True when the group has begun to work on the wave."""
     pace: Callable[[Wave], None]
     """Lets some work happen between two switches."""
 
 
-def _prefill_runs(target: Target, wave: Wave) -> bool:
+def _prefill_runs(target: DemoTarget, wave: Wave) -> bool:
     del wave
     groups = target.admin.get("/admin/cluster")["groups"]
     return any(group["phase"] == "prefill" and group["running"] for group in groups)
 
 
-def _decode_runs(target: Target, wave: Wave) -> bool:
+def _decode_runs(target: DemoTarget, wave: Wave) -> bool:
     del target
     return bool(wave.decoding())
 
@@ -78,11 +78,11 @@ def _some_tokens(wave: Wave) -> None:
     wait_until(lambda: wave.progress() >= mark or not wave.decoding(), what="decode progress")
 
 
-PREFILL = Phase(name="prefill", start="TP", alive=Wave.unstarted, begun=_prefill_runs, pace=_some_chunks)
-DECODE = Phase(name="decode", start="DP", alive=Wave.decoding, begun=_decode_runs, pace=_some_tokens)
+PREFILL = PhaseWalk(name="prefill", start="TP", alive=Wave.unstarted, begun=_prefill_runs, pace=_some_chunks)
+DECODE = PhaseWalk(name="decode", start="DP", alive=Wave.decoding, begun=_decode_runs, pace=_some_tokens)
 
 
-def ask(target: Target) -> str:
+def ask(target: DemoTarget) -> str:
     """The answer to a real question."""
     completion = target.client.chat.completions.create(
         model=target.model,
@@ -93,7 +93,7 @@ def ask(target: Target) -> str:
     return completion.choices[0].message.content or ""
 
 
-def walk(target: Target, phase: Phase, expected: Tokens) -> list[SwitchReport]:
+def walk(target: DemoTarget, phase: PhaseWalk, expected: Tokens) -> list[SwitchReport]:
     """All twelve switches of one phase, each under live streams whose tokens are compared with `expected`."""
     edges = list(directed_circuit(STANDARD_LAYOUTS, phase.start))
     reports: list[SwitchReport] = []
@@ -113,7 +113,7 @@ def walk(target: Target, phase: Phase, expected: Tokens) -> list[SwitchReport]:
 
 
 def _switch_under(
-    target: Target, phase: Phase, wave: Wave, edges: list[tuple[str, str]], began: float
+    target: DemoTarget, phase: PhaseWalk, wave: Wave, edges: list[tuple[str, str]], began: float
 ) -> list[tuple[SwitchReport, frozenset[int]]]:
     """Make switches until the wave or the walk ends; those made are taken off `edges`."""
     seen: list[tuple[SwitchReport, frozenset[int]]] = []
@@ -133,7 +133,7 @@ def _switch_under(
     return seen
 
 
-def _switch(target: Target, phase: Phase, edge: tuple[str, str], began: float) -> SwitchReport:
+def _switch(target: DemoTarget, phase: PhaseWalk, edge: tuple[str, str], began: float) -> SwitchReport:
     asked = time.monotonic()
     answer = target.admin.post("/admin/layout", {"phase": phase.name, "layout": edge[1], "hold_s": 3600.0})
     return SwitchReport(
@@ -150,7 +150,7 @@ def _switch(target: Target, phase: Phase, edge: tuple[str, str], began: float) -
     )
 
 
-def run(target: Target, report: DemoReport, progress: Callable[[str], None]) -> None:
+def run(target: DemoTarget, report: DemoReport, progress: Callable[[str], None]) -> None:
     """The whole course, into `report`."""
     progress("asking a question")
     report.answer = ask(target)

@@ -14,7 +14,7 @@ PATIENCE_S = 300.0
 """No single request of the demo takes longer."""
 
 
-class Stream:
+class ChatStream:
     """One greedy chat completion, running in a thread from its creation."""
 
     def __init__(self, client: openai.OpenAI, *, model: str, prompt: str, max_tokens: int) -> None:
@@ -62,7 +62,7 @@ class Wave:
 
     def __init__(self, client: openai.OpenAI, *, model: str, prompts: Sequence[str], max_tokens: int) -> None:
         self.streams = tuple(
-            Stream(client, model=model, prompt=prompt, max_tokens=max_tokens) for prompt in prompts
+            ChatStream(client, model=model, prompt=prompt, max_tokens=max_tokens) for prompt in prompts
         )
 
     def unstarted(self) -> frozenset[int]:

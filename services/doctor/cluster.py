@@ -9,7 +9,7 @@ import httpx
 
 from services.admin_client import AdminClient
 from services.doctor.settings import DoctorSettings
-from services.doctor.verdicts import Finding, failed, from_error, passed, warned
+from services.doctor.verdicts import CheckResult, failed, from_error, passed, warned
 from services.doctor.wires import options_of
 from splash_core.config import AdminSettings, admin_key
 from splash_core.errors import SplashError
@@ -20,7 +20,7 @@ _CLOCK_S = 2.0
 """The most that clocks may differ; an HTTP date counts whole seconds."""
 
 
-def cluster(settings: DoctorSettings) -> Iterator[Finding]:
+def cluster(settings: DoctorSettings) -> Iterator[CheckResult]:
     """All checks; none when no admin port is named."""
     if not settings.admin:
         return
@@ -39,7 +39,7 @@ def cluster(settings: DoctorSettings) -> Iterator[Finding]:
     yield from _clock(settings.admin)
 
 
-def _states(groups: list[dict[str, Any]]) -> Iterator[Finding]:
+def _states(groups: list[dict[str, Any]]) -> Iterator[CheckResult]:
     for group in groups:
         name = f"group {group['group']}"
         if group["state"] == "ready":
@@ -49,7 +49,7 @@ def _states(groups: list[dict[str, Any]]) -> Iterator[Finding]:
             yield failed(name, str(cause), "see the group's log; `splash up` prints its folder")
 
 
-def _abis(layouts: list[dict[str, Any]]) -> Iterator[Finding]:
+def _abis(layouts: list[dict[str, Any]]) -> Iterator[CheckResult]:
     known = [(entry["group"], KvAbi(**entry["abi"])) for entry in layouts if entry.get("abi")]
     if not known:
         yield warned("KV ABI", "no group has been described yet", "ask again when the groups are ready")
@@ -63,7 +63,7 @@ def _abis(layouts: list[dict[str, Any]]) -> Iterator[Finding]:
             yield passed("KV ABI", f"{first} and {name} agree ({abi.transport}, {abi.dtype})")
 
 
-def _transports(settings: DoctorSettings, layouts: list[dict[str, Any]]) -> Iterator[Finding]:
+def _transports(settings: DoctorSettings, layouts: list[dict[str, Any]]) -> Iterator[CheckResult]:
     """Every pair of a rail of this host and a rank of the cluster."""
     options = options_of(settings)
     rails = [name.strip() for name in options.devices.split(",") if name.strip()] or [""]
@@ -82,7 +82,7 @@ def _transports(settings: DoctorSettings, layouts: list[dict[str, Any]]) -> Iter
                     yield passed(name, f"answers at {rank['transport'].rpartition('/')[0] or 'shm'}")
 
 
-def _clock(url: str) -> Iterator[Finding]:
+def _clock(url: str) -> Iterator[CheckResult]:
     before = time.time()
     try:
         stamp = httpx.get(url, timeout=5.0).headers.get("date", "")

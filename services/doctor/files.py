@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.doctor.settings import DoctorSettings
-from services.doctor.verdicts import Finding, failed, from_error, passed, warned
+from services.doctor.verdicts import CheckResult, failed, from_error, passed, warned
 from services.launch import DECODE, PREFILL
 from splash_core.config import UpSettings
 from splash_core.cost.measured_on import doubt
@@ -31,7 +31,7 @@ _OLD_DAYS = 90
 """Drivers, libraries and machines change; a profile does not."""
 
 
-def policy(settings: DoctorSettings) -> Iterator[Finding]:
+def policy(settings: DoctorSettings) -> Iterator[CheckResult]:
     """Is the policy file valid, and can the groups that it speaks of follow it."""
     if settings.policy in ("off", "auto"):
         return
@@ -54,7 +54,7 @@ def policy(settings: DoctorSettings) -> Iterator[Finding]:
         yield passed(_POLICY, f"{settings.policy} is valid ({document.digest}), for {_speaks_of(document)}")
 
 
-def _strangers(settings: DoctorSettings, document: PolicyDocument) -> Iterator[Finding]:
+def _strangers(settings: DoctorSettings, document: PolicyDocument) -> Iterator[CheckResult]:
     """Groups that `splash up` does not start; of a cluster the router tells."""
     if settings.admin:
         return
@@ -76,7 +76,7 @@ def _speaks_of(document: PolicyDocument) -> str:
     )
 
 
-def profile(settings: DoctorSettings, *, today: datetime.date | None = None) -> Iterator[Finding]:
+def profile(settings: DoctorSettings, *, today: datetime.date | None = None) -> Iterator[CheckResult]:
     """Is the profile one of these groups, of this model, and not out of date."""
     if not settings.profile:
         return
@@ -94,7 +94,7 @@ def profile(settings: DoctorSettings, *, today: datetime.date | None = None) -> 
         yield warned(_PROFILE, f"{age} days old", "run `splash calibrate` again on this machine")
 
 
-def _of_this_model(settings: UpSettings, found: HardwareProfile) -> Iterator[Finding]:
+def _of_this_model(settings: UpSettings, found: HardwareProfile) -> Iterator[CheckResult]:
     if not settings.model:
         return
     try:

@@ -5,7 +5,7 @@ Torch, which takes seconds, is loaded only with `--device cuda`.
 
 from collections.abc import Iterator
 
-from services.doctor.verdicts import Finding, failed, from_error, passed
+from services.doctor.verdicts import CheckResult, failed, from_error, passed
 from services.doctor.wires import carried
 from splash_core.config import UpSettings
 from splash_core.errors import SplashError
@@ -20,7 +20,7 @@ _NUM_BYTES = 4 * MIB
 _PATTERN = 7
 
 
-def gpus(settings: UpSettings) -> Iterator[Finding]:
+def gpus(settings: UpSettings) -> Iterator[CheckResult]:
     """Are the groups' GPUs there, and does each prefill GPU reach each decode GPU; nothing on CPU."""
     kind = device_kind(settings.device)
     if kind is None:
@@ -49,7 +49,7 @@ def gpus(settings: UpSettings) -> Iterator[Finding]:
             yield _reaches(kind, source, target)
 
 
-def _reaches(kind: DeviceKind, source: int, target: int) -> Finding:
+def _reaches(kind: DeviceKind, source: int, target: int) -> CheckResult:
     import torch
 
     from splash_core.transport.device_memory import DeviceMemory
@@ -66,7 +66,7 @@ def _reaches(kind: DeviceKind, source: int, target: int) -> Finding:
         return from_error(name, error)
 
 
-def written(name: str, kind: DeviceKind, source: Memory, target: Memory) -> Finding:
+def written(name: str, kind: DeviceKind, source: Memory, target: Memory) -> CheckResult:
     """Write one memory into another, over the single-host transport, and look at what arrived."""
     status = carried(source, target, lambda memory: ShmTransport(copies=memory.copies()))
     if status.state is not OpState.DONE:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.doctor.verdicts import Finding, failed, from_error, passed, warned
+from services.doctor.verdicts import CheckResult, failed, from_error, passed, warned
 from services.listening import check_free
 from splash_core.config import UpSettings
 from splash_core.errors import ConfigError, SplashError
@@ -30,7 +30,7 @@ _PORTS_PER_RANK = 3
 """A control channel, and two of an engine for each writer."""
 
 
-def versions() -> Iterator[Finding]:
+def versions() -> Iterator[CheckResult]:
     """Is torch one that this version was tested with."""
     try:
         found = importlib.metadata.version("torch")
@@ -44,7 +44,7 @@ def versions() -> Iterator[Finding]:
         yield failed("torch", f"{found} is outside 2.11 … 2.14", "pip install 'torch>=2.11,<2.15'")
 
 
-def ports(settings: UpSettings) -> Iterator[Finding]:
+def ports(settings: UpSettings) -> Iterator[CheckResult]:
     """Can this host listen where it is told to."""
     for flag, host, port in (
         ("--port", settings.host, settings.port),
@@ -60,7 +60,7 @@ def ports(settings: UpSettings) -> Iterator[Finding]:
         yield _range(settings)
 
 
-def _range(settings: UpSettings) -> Finding:
+def _range(settings: UpSettings) -> CheckResult:
     low, _, high = settings.transport_ports.partition("-")
     free = sum(_is_free(settings.host, port) for port in range(int(low), int(high) + 1))
     wanted = _PORTS_PER_RANK * (settings.prefill_ranks + settings.decode_ranks)
@@ -79,7 +79,7 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def mooncake(settings: UpSettings) -> Iterator[Finding]:
+def mooncake(settings: UpSettings) -> Iterator[CheckResult]:
     """Is the library there, in one flavour that fits, with the system's libraries that it needs."""
     if settings.transport != MOONCAKE:
         return
@@ -104,7 +104,7 @@ def mooncake(settings: UpSettings) -> Iterator[Finding]:
     yield from _flavour(name, settings)
 
 
-def _flavour(name: str, settings: UpSettings) -> Iterator[Finding]:
+def _flavour(name: str, settings: UpSettings) -> Iterator[CheckResult]:
     """Does the flavour's CUDA fit torch's."""
     if settings.device == "cpu":
         if name != CPU_FLAVOUR:
@@ -121,7 +121,7 @@ def _flavour(name: str, settings: UpSettings) -> Iterator[Finding]:
         yield failed("mooncake flavour", f"{name} does not fit torch's CUDA {cuda or '(none)'}", remedy)
 
 
-def rails(settings: UpSettings, folder: Path = INFINIBAND) -> Iterator[Finding]:
+def rails(settings: UpSettings, folder: Path = INFINIBAND) -> Iterator[CheckResult]:
     """Are the RDMA devices there, with a port that is up, and may memory be locked."""
     if settings.transport != MOONCAKE or settings.transport_protocol != "rdma":
         return

@@ -7,7 +7,7 @@ from enum import StrEnum
 from splash_core.errors import SplashError
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """How a check ended."""
 
     PASS = "pass"
@@ -16,11 +16,11 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """One check's result."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckVerdict
     detail: str
     remedy: str = ""
 
@@ -34,25 +34,25 @@ class Finding:
         }
 
 
-Check = Callable[[], Iterator[Finding]]
+Check = Callable[[], Iterator[CheckResult]]
 
 
-def passed(check: str, detail: str) -> Finding:
+def passed(check: str, detail: str) -> CheckResult:
     """A check that holds."""
-    return Finding(check=check, verdict=Verdict.PASS, detail=detail)
+    return CheckResult(check=check, verdict=CheckVerdict.PASS, detail=detail)
 
 
-def warned(check: str, detail: str, remedy: str) -> Finding:
+def warned(check: str, detail: str, remedy: str) -> CheckResult:
     """Something that works now and may not later."""
-    return Finding(check=check, verdict=Verdict.WARN, detail=detail, remedy=remedy)
+    return CheckResult(check=check, verdict=CheckVerdict.WARN, detail=detail, remedy=remedy)
 
 
-def failed(check: str, detail: str, remedy: str) -> Finding:
+def failed(check: str, detail: str, remedy: str) -> CheckResult:
     """Something that serving would trip over."""
-    return Finding(check=check, verdict=Verdict.FAIL, detail=detail, remedy=remedy)
+    return CheckResult(check=check, verdict=CheckVerdict.FAIL, detail=detail, remedy=remedy)
 
 
-def from_error(check: str, error: SplashError) -> Finding:
+def from_error(check: str, error: SplashError) -> CheckResult:
     """A failure whose message ends with its remedy, as our errors' do."""
     detail, found, remedy = str(error).rpartition("; ")
     return failed(check, detail, remedy) if found else failed(check, str(error), "see the message")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from services.doctor.verdicts import Finding, failed, from_error, passed
+from services.doctor.verdicts import CheckResult, failed, from_error, passed
 from splash_core.config import GroupSettings, UpSettings
 from splash_core.errors import SplashError
 from splash_core.leader.reaching import transport_options
@@ -31,7 +31,7 @@ def options_of(settings: UpSettings) -> TransportOptions:
     return transport_options(group)
 
 
-def self_tests(settings: UpSettings) -> Iterator[Finding]:
+def self_tests(settings: UpSettings) -> Iterator[CheckResult]:
     """The transport of the settings, where arenas lie in host memory; `gpus` looks at that of GPUs."""
     options = options_of(settings)
     name = f"{options.name} self-test"

@@ -18,7 +18,7 @@ from splash_core.ids import RequestId, SeqId
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
 from splash_core.leader.part import Wait
-from splash_core.leader.streams import Stream
+from splash_core.leader.streams import SequenceStream
 from splash_core.leader.waiting import check_room
 from splash_core.pb import decode_pb2, prefill_pb2, prefill_pb2_grpc, rank_pb2
 from splash_core.policy.snapshot import WaitingSequence
@@ -188,7 +188,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         )
 
 
-async def _prefilled(stream: Stream, handoff: Handoff | None) -> PrefilledEvent:
+async def _prefilled(stream: SequenceStream, handoff: Handoff | None) -> PrefilledEvent:
     """The computed prompt; raises what makes computing it pointless."""
     waiting = asyncio.create_task(stream.next())
     failing = None if handoff is None else asyncio.create_task(handoff.failed())

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from services.router.audits import audit_report
 from services.router.config import RouterConfig
-from services.router.correctness_admin import CorrectnessAdmin
+from services.router.correctness_admin import ProbeAdmin
 from services.router.dispatch import Dispatcher
 from services.router.errors import error_response
 from services.router.gateway import unknown_url
@@ -54,7 +54,7 @@ class Admin:
     registry: Registry
     dispatcher: Dispatcher
     policy: PolicyAdmin
-    correctness: CorrectnessAdmin
+    correctness: ProbeAdmin
 
     def app(self) -> Starlette:
         """The ASGI application."""

@@ -40,7 +40,7 @@ class Usage:
 
 
 @dataclass(slots=True, kw_only=True)
-class Choice:
+class AnswerChoice:
     """A choice as it comes together."""
 
     text: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Choice:
 class Format(Protocol):
     """How one endpoint writes its answers."""
 
-    def whole(self, header: Header, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(self, header: Header, choices: Sequence[AnswerChoice], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         ...
 
@@ -83,7 +83,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
 
-    def whole(self, header: Header, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(self, header: Header, choices: Sequence[AnswerChoice], usage: Usage) -> dict[str, Any]:
         """See `Format`."""
         listed = [
             {
@@ -146,7 +146,7 @@ class CompletionFormat:
         self._logprobs = logprobs
         self._echoes = echoes
 
-    def whole(self, header: Header, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(self, header: Header, choices: Sequence[AnswerChoice], usage: Usage) -> dict[str, Any]:
         """See `Format`."""
         listed = [
             self._choice(

@@ -11,7 +11,7 @@ from services.router.correctness_hold import Holder
 from services.router.correctness_memory import MemoryInGroups
 from services.router.correctness_prompts import PromptBook
 from services.router.correctness_round import Questioner
-from services.router.correctness_watch import CorrectnessWatch
+from services.router.correctness_watch import ProbeWatch
 from services.router.dispatch import Dispatcher
 from services.router.gateway import Sources
 from services.router.metrics import Metrics
@@ -19,10 +19,10 @@ from services.router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectnessAdmin:
+class ProbeAdmin:
     """The endpoints and what they stand on."""
 
-    watch: CorrectnessWatch
+    watch: ProbeWatch
 
     async def get(self, _: Request) -> Response:
         """`GET /admin/canary`: every pair's reference, last check and alarm, and the newest drifts."""
@@ -41,7 +41,7 @@ def correctness_watch(
     tokenizer: Tokenizer,
     metrics: Metrics,
     sources: Sources,
-) -> CorrectnessWatch:
+) -> ProbeWatch:
     """The canary of a router, not started.
 
     Args:
@@ -59,7 +59,7 @@ def correctness_watch(
         deadline_s=config.canary_deadline_s,
         wall=sources.wall,
     )
-    return CorrectnessWatch(
+    return ProbeWatch(
         registry=registry,
         checker=checker,
         holder=Holder(registry=registry, clock=sources.monotonic),

@@ -15,7 +15,7 @@ from services.router.registry import Registry
 from splash_core.dispatch.placement import Pair
 from splash_core.errors import Unavailable
 from splash_core.policy.correctness import Answer
-from splash_core.policy.correctness_notes import Due, Finding, GroupMark, PairMark, Round, judge
+from splash_core.policy.correctness_notes import Due, GroupMark, PairMark, ProbeFinding, Round, judge
 from splash_core.policy.snapshot import Phase
 
 
@@ -47,7 +47,7 @@ class Checker:
             return None
         return PairMark(model=abi.model, dtype=abi.dtype, prompts=prompts, prefill=marks[0], decode=marks[1])
 
-    async def check(self, pair: Pair, due: Due, reference: Round | None) -> Finding:
+    async def check(self, pair: Pair, due: Due, reference: Round | None) -> ProbeFinding:
         """Ask until it is clear what the answers amount to.
 
         Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.router.metrics import Metrics
-from splash_core.policy.correctness_notes import Finding, GroupMark, PairMark, PairName, Round
+from splash_core.policy.correctness_notes import GroupMark, PairMark, PairName, ProbeFinding, Round
 from splash_core.policy.correctness_record import DriftRecord
 
 _PREFIX = "splash_correctness_canary"
@@ -28,7 +28,7 @@ class PairStatus:
     """Whether it is one of those that are asked now."""
     checks: int = 0
     drifts: int = 0
-    last: Finding | None = None
+    last: ProbeFinding | None = None
     alarm: DriftRecord | None = None
     """The drift that nobody has cleared yet."""
     held: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -117,7 +117,7 @@ class PairStatus:
         }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: ProbeFinding) -> dict[str, Any]:
     return {
         "verdict": finding.verdict.value,
         "due": finding.due.value,

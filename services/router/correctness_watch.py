@@ -21,7 +21,14 @@ from services.router.weights import why_out, why_reference_left
 from splash_core.dispatch.placement import Pair, covering
 from splash_core.errors import SplashError
 from splash_core.obs.vitals import VitalTasks
-from splash_core.policy.correctness_notes import Due, Finding, PairMark, PairName, ProbeNotes, Verdict
+from splash_core.policy.correctness_notes import (
+    Due,
+    PairMark,
+    PairName,
+    ProbeFinding,
+    ProbeNotes,
+    ProbeVerdict,
+)
 from splash_core.policy.correctness_record import DriftRecord
 from splash_core.policy.snapshot import Phase
 
@@ -44,7 +51,7 @@ class _Call:
 
 
 @dataclass(slots=True, kw_only=True)
-class CorrectnessWatch:
+class ProbeWatch:
     """The canary of one router."""
 
     registry: Registry
@@ -185,7 +192,7 @@ class CorrectnessWatch:
             self._ended_s = self.clock()
         if self._notes is not notes:
             return  # reset meanwhile
-        if finding.verdict is Verdict.DRIFT:
+        if finding.verdict is ProbeVerdict.DRIFT:
             record = await self._treated(call, finding)
             if self._notes is not notes:
                 return  # reset meanwhile; what was pinned stays so, and is in the records
@@ -203,7 +210,7 @@ class CorrectnessWatch:
         if not isinstance(error, SplashError):
             _LOG.error("the correctness canary failed", exc_info=error)
 
-    async def _treated(self, call: _Call, finding: Finding) -> DriftRecord:
+    async def _treated(self, call: _Call, finding: ProbeFinding) -> DriftRecord:
         """Hold what may be at fault; what was found and done."""
         addresses = {Phase.PREFILL: call.pair.prefill.address, Phase.DECODE: call.pair.decode.address}
         remedies = self._notes.remedies(finding)
@@ -215,13 +222,13 @@ class CorrectnessWatch:
         _LOG.error("answers have changed", extra={"fields": {"cause": record.reason, "remedies": held}})
         return record
 
-    def _tell(self, finding: Finding, status: PairStatus) -> None:
+    def _tell(self, finding: ProbeFinding, status: PairStatus) -> None:
         """Count and show a check that has found something."""
         status.count("checks_total")
         if finding.odd is not None:
             status.count("odd_total")
             _LOG.warning("answers differed once", extra={"fields": {"cause": finding.odd.reason}})
-        if finding.verdict is Verdict.REFERENCE:
+        if finding.verdict is ProbeVerdict.REFERENCE:
             _LOG.info("reference answers kept", extra={"fields": {"groups": finding.round.mark.layouts}})
         status.show()
 

@@ -103,7 +103,7 @@ class Dispatcher:
         """Events of one sequence; closing the generator frees it everywhere."""
         timeline = Timeline(request_id=job.request_id, clock=self._clock)
         self.timelines.append(timeline)
-        entry = _Entry(self._waiting, prompt_tokens=len(job.prompt))
+        entry = _QueuePlace(self._waiting, prompt_tokens=len(job.prompt))
         self._running += 1
         self._idle.clear()
         try:
@@ -132,7 +132,7 @@ class Dispatcher:
         return (recent[-1] - recent[0]) / (len(recent) - 1)
 
     async def _tries(
-        self, job: SequenceJob, timeline: Timeline, entry: "_Entry"
+        self, job: SequenceJob, timeline: Timeline, entry: "_QueuePlace"
     ) -> AsyncGenerator[SequenceEvent, None]:
         blamed: set[frozenset[str]] = set()
         failure: SplashError | None = None
@@ -222,7 +222,7 @@ class Dispatcher:
         return attempt(job, prefill=prefill, decode=decode, hooks=hooks)
 
 
-class _Entry:
+class _QueuePlace:
     """One sequence's place in the queue, given back at its first event or its end."""
 
     def __init__(self, waiting: Counter[str], *, prompt_tokens: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from services.router.fake_control import Counts, FakeControl, FakeGroup
+from services.router.fake_control import CallCounts, FakeControl, FakeGroup
 from splash_core.errors import SplashError, Unavailable
 from splash_core.pb import (
     common_pb2,
@@ -55,7 +55,7 @@ class FakeBackend:
         self.script = script
         self.vocab = vocab
         self.faults = Faults()
-        self.counts = Counts()
+        self.counts = CallCounts()
         self.prefill = FakeGroup(phase="prefill", group="prefill-0")
         self.decode = FakeGroup(phase="decode", group="decode-0", layout="DP")
         self.addresses: dict[str, str] = {}
@@ -67,8 +67,8 @@ class FakeBackend:
         for group in (self.prefill, self.decode):
             server = grpc.aio.server()
             control_pb2_grpc.add_ControlServicer_to_server(FakeControl(group, self.counts), server)
-            prefill_pb2_grpc.add_PrefillServicer_to_server(_Prefill(self), server)
-            decode_pb2_grpc.add_DecodeServicer_to_server(_Decode(self, group), server)
+            prefill_pb2_grpc.add_PrefillServicer_to_server(_FakePrefill(self), server)
+            decode_pb2_grpc.add_DecodeServicer_to_server(_FakeDecode(self, group), server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             self._servers[group.phase] = server
@@ -91,7 +91,7 @@ class FakeBackend:
         return common_pb2.TokenLogprobs(token=token, logprob=-base, top=top)
 
 
-class _Prefill(prefill_pb2_grpc.PrefillServicer):
+class _FakePrefill(prefill_pb2_grpc.PrefillServicer):
     def __init__(self, backend: FakeBackend) -> None:
         self._backend = backend
 
@@ -127,7 +127,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
         ]
 
 
-class _Decode(decode_pb2_grpc.DecodeServicer):
+class _FakeDecode(decode_pb2_grpc.DecodeServicer):
     def __init__(self, backend: FakeBackend, group: FakeGroup) -> None:
         self._backend = backend
         self._group = group

@@ -10,7 +10,7 @@ from splash_core.rpc.errors import abort
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
+class CallCounts:
     """What the groups hold now, and how often they were called."""
 
     prefills_running: int = 0
@@ -63,7 +63,7 @@ class FakeGroup:
 class FakeControl(control_pb2_grpc.ControlServicer):
     """Control service of one fake group."""
 
-    def __init__(self, group: FakeGroup, counts: Counts) -> None:
+    def __init__(self, group: FakeGroup, counts: CallCounts) -> None:
         self._group = group
         self._counts = counts
 

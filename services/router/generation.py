@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
-from services.router.answers import Choice, Header, Usage
+from services.router.answers import AnswerChoice, Header, Usage
 from services.router.dispatch import Dispatcher
 from services.router.events import Finished, SequenceEvent, SequenceJob
 from services.router.merge import merged
@@ -31,7 +31,7 @@ class Generator:
     async def whole(self, work: Work, header: Header) -> dict[str, Any]:
         """The whole answer."""
         usage = Usage(prompt_tokens=work.prompt_tokens)
-        choices = [Choice() for _ in work.jobs]
+        choices = [AnswerChoice() for _ in work.jobs]
         async with aclosing(self._pieces(work)) as parts:
             async for piece in parts:
                 choices[piece.index].add(piece)

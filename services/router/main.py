@@ -20,8 +20,8 @@ from starlette.applications import Starlette
 from services.listening import listen
 from services.router.admin import Admin
 from services.router.config import RouterConfig
-from services.router.correctness_admin import CorrectnessAdmin, correctness_watch
-from services.router.correctness_watch import CorrectnessWatch
+from services.router.correctness_admin import ProbeAdmin, correctness_watch
+from services.router.correctness_watch import ProbeWatch
 from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.gateway import Gateway, Sources
 from services.router.generation import Generator
@@ -55,7 +55,7 @@ class Router:
     registry: Registry
     dispatcher: Dispatcher
     policy: PolicyService
-    correctness: CorrectnessWatch
+    correctness: ProbeWatch
     gateway: Starlette
     admin: Starlette
 
@@ -112,7 +112,7 @@ def build(config: RouterConfig) -> Router:
         registry=registry,
         dispatcher=dispatcher,
         policy=PolicyAdmin(service=policy),
-        correctness=CorrectnessAdmin(watch=correctness),
+        correctness=ProbeAdmin(watch=correctness),
     )
     return Router(
         registry=registry,

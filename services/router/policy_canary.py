@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from services.router.policy_delivery import Order
+from services.router.policy_delivery import PolicyOrder
 from services.router.policy_keeper import PolicyKeeper
 from services.router.records import GroupRecord
 from splash_core.errors import InvalidRequest
@@ -23,7 +23,7 @@ from splash_core.rpc.policy import totals_from_pb
 _LOG = logging.getLogger("splash.router")
 _KEPT = 64
 
-InForce = Callable[[GroupRecord], Order | None]
+InForce = Callable[[GroupRecord], PolicyOrder | None]
 
 
 class CanaryWatch:
@@ -121,7 +121,7 @@ class CanaryWatch:
         _LOG.info("canary ended", extra={"fields": fields})
 
 
-def _seen(record: GroupRecord, order: Order | None, active: PolicyVersion) -> Seen | None:
+def _seen(record: GroupRecord, order: PolicyOrder | None, active: PolicyVersion) -> Seen | None:
     """A group as a canary sees it; None while it cannot be asked or follows another version."""
     state = record.state
     if record.error is not None or record.refused is not None or state is None:

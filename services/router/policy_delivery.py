@@ -20,7 +20,7 @@ _CALL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PolicyOrder:
     """What a group is to decide by."""
 
     number: int
@@ -33,7 +33,7 @@ class _Answer:
     """What a group said to an order."""
 
     incarnation: str
-    order: Order
+    order: PolicyOrder
     at_s: float
     pinned: str = ""
     refusal: str = ""
@@ -79,7 +79,7 @@ class PolicyDelivery:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def in_force(self, record: GroupRecord) -> Order | None:
+    def in_force(self, record: GroupRecord) -> PolicyOrder | None:
         """What a group decides by, as far as it has told; None before that."""
         answer = self._newest(record)
         if answer is not None:
@@ -87,7 +87,7 @@ class PolicyDelivery:
         if record.state is None:
             return None
         policy = record.state.policy
-        return Order(policy.version, policy.digest, policy.trying)
+        return PolicyOrder(policy.version, policy.digest, policy.trying)
 
     def pinned(self, record: GroupRecord) -> str | None:
         """The layout that a group is held in, as far as it has told."""
@@ -105,9 +105,9 @@ class PolicyDelivery:
             return answer.refusal
         return record.error or self._troubles.get(record.address, "has not taken it yet")
 
-    def _wanted(self, record: GroupRecord) -> Order | None:
+    def _wanted(self, record: GroupRecord) -> PolicyOrder | None:
         active = self._keeper.active
-        return None if active is None else Order(active.number, active.digest, self._tries(record))
+        return None if active is None else PolicyOrder(active.number, active.digest, self._tries(record))
 
     def _lacks(self, record: GroupRecord) -> bool:
         wanted = self._wanted(record)
@@ -126,7 +126,7 @@ class PolicyDelivery:
         return answer if answer.at_s >= record.asked_at_s else None
 
     @staticmethod
-    def _is_about(answer: _Answer, record: GroupRecord, wanted: Order) -> bool:
+    def _is_about(answer: _Answer, record: GroupRecord, wanted: PolicyOrder) -> bool:
         state = record.state
         return state is not None and (answer.incarnation, answer.order) == (state.incarnation, wanted)
 
@@ -146,7 +146,7 @@ class PolicyDelivery:
         active, state = self._keeper.active, record.state
         assert active is not None, "only what is active is handed over"
         assert state is not None, "only to groups that have answered"
-        order = Order(active.number, active.digest, self._tries(record))
+        order = PolicyOrder(active.number, active.digest, self._tries(record))
         request = control_pb2.SetPolicyRequest(
             version=order.number,
             digest=order.digest,

@@ -123,7 +123,7 @@ class TextPart(Strict):
     text: str
 
 
-class Message(Strict):
+class ChatMessage(Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -139,7 +139,7 @@ class Message(Strict):
 class ChatBody(Body):
     """`POST /v1/chat/completions`."""
 
-    messages: Items[Message]
+    messages: Items[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -159,7 +159,7 @@ class TokenizeBody(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Items[Message] | None = None
+    messages: Items[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 

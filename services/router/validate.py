@@ -11,7 +11,7 @@ from typing import Any
 from services.router.answers import ChatFormat, CompletionFormat, Echo, Format
 from services.router.events import SequenceJob
 from services.router.sampling import SamplingReader, Wanted, stop_strings
-from services.router.schemas import Body, ChatBody, CompletionBody, Message, TokenizeBody, read_generation
+from services.router.schemas import Body, ChatBody, ChatMessage, CompletionBody, TokenizeBody, read_generation
 from services.router.sequence import TextRules
 from services.router.tokenizer import TextTooLong, Tokenizer
 from splash_core.dispatch.admission import DeploymentLimits
@@ -109,7 +109,7 @@ class RequestReader:
             )
 
     def chat_ids(
-        self, messages: Sequence[Message], *, max_tokens: int, add_generation_prompt: bool = True
+        self, messages: Sequence[ChatMessage], *, max_tokens: int, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """Token ids of a conversation, by the model's template; `ContextTooLong` if far too many."""
         template = self._tokenizer.template
@@ -268,7 +268,7 @@ def _is_ids(prompt: Sequence[object]) -> bool:
     return bool(prompt) and all(isinstance(token, int) for token in prompt)
 
 
-def _plain(message: Message, index: int) -> dict[str, Any]:
+def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
     """A message as templates know it: the text of its parts, and `system` for `developer`."""
     content = message.content
     if content is None:

@@ -51,7 +51,7 @@ class ChunkGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeGroup:
+class DecodeRows:
     """One row each of B sequences; every local key is visible to its row."""
 
     rows_B: Tensor
@@ -67,7 +67,7 @@ class AttentionWork:
 
     num_rows: int
     chunks: tuple[ChunkGroup, ...]
-    decodes: tuple[DecodeGroup, ...]
+    decodes: tuple[DecodeRows, ...]
 
 
 def paged_work(batch: Batch, rows_N: IntArray, kernels: Kernels) -> AttentionWork:
@@ -153,9 +153,7 @@ def _padding(batch: Batch, rows_N: IntArray) -> list[_Single]:
     return [(int(row), no_slots, 0) for row in np.nonzero(batch.sequence_N[rows_N] == PADDING)[0]]
 
 
-def _decode_group(
-    members: list[_Single], page_size: int, kernels: Kernels, max_pages: int = 1
-) -> DecodeGroup:
+def _decode_group(members: list[_Single], page_size: int, kernels: Kernels, max_pages: int = 1) -> DecodeRows:
     most = max(max(len(slots) for _, slots, _ in members), max_pages)
     slots_BM = np.zeros((len(members), most), dtype=np.int64)
     for index, (_, slots, _) in enumerate(members):
@@ -164,7 +162,7 @@ def _decode_group(
             slots_BM[index, : len(slots)] = slots
     lengths_B = np.asarray([length for _, _, length in members], dtype=np.int64)
     visible_BK = np.arange(most * page_size) < lengths_B[:, None]
-    return DecodeGroup(
+    return DecodeRows(
         rows_B=kernels.upload(np.asarray([row for row, _, _ in members], dtype=np.int64)),
         slots_BM=kernels.upload(slots_BM),
         visible_BK=kernels.upload(visible_BK),

@@ -8,7 +8,7 @@ from typing import Any
 
 from splash_core.cost.fit import predicted_s
 from splash_core.cost.model import CostModel
-from splash_core.cost.samples import Sample
+from splash_core.cost.samples import StepSample
 from splash_core.layout.layout import RULES, Layout
 
 MOST_ERROR = 0.15
@@ -43,7 +43,7 @@ class GroupAccuracy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class LayoutChoice:
     """What the model would run one batch in, beside what is measured."""
 
     batch: str
@@ -65,12 +65,12 @@ class Accuracy:
     """Of one profile on one calibration's steps."""
 
     groups: tuple[GroupAccuracy, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[LayoutChoice, ...]
 
     @classmethod
-    def of(cls, model: CostModel, steps: Sequence[Sample]) -> "Accuracy":
+    def of(cls, model: CostModel, steps: Sequence[StepSample]) -> "Accuracy":
         """Compare predictions with measurements."""
-        groups: dict[tuple[str, Layout, bool], list[Sample]] = defaultdict(list)
+        groups: dict[tuple[str, Layout, bool], list[StepSample]] = defaultdict(list)
         for sample in steps:
             groups[sample.phase, sample.layout, sample.held_out].append(sample)
         ordered = sorted(groups.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
@@ -130,22 +130,22 @@ class Accuracy:
         }
 
 
-def choices(model: CostModel, steps: Sequence[Sample]) -> tuple[Choice, ...]:
+def choices(model: CostModel, steps: Sequence[StepSample]) -> tuple[LayoutChoice, ...]:
     """The choice for each batch that was measured in more than one layout."""
-    batches: dict[str, dict[Layout, Sample]] = defaultdict(dict)
+    batches: dict[str, dict[Layout, StepSample]] = defaultdict(dict)
     for sample in steps:
         batches[sample.batch][sample.layout] = sample
     return tuple(_choice(model, samples) for samples in batches.values() if len(samples) > 1)
 
 
-def _choice(model: CostModel, samples: Mapping[Layout, Sample]) -> Choice:
+def _choice(model: CostModel, samples: Mapping[Layout, StepSample]) -> LayoutChoice:
     times = {
         layout: model.predict(RULES[layout], sample.load, kind=sample.kind).step_s
         for layout, sample in samples.items()
     }
     chosen = min(times, key=lambda layout: times[layout])
     best = min(samples.values(), key=lambda sample: sample.seconds)
-    return Choice(
+    return LayoutChoice(
         batch=best.batch,
         phase=best.phase,
         held_out=best.held_out,
@@ -155,7 +155,7 @@ def _choice(model: CostModel, samples: Mapping[Layout, Sample]) -> Choice:
     )
 
 
-def _group(model: CostModel, key: tuple[str, Layout, bool], samples: Sequence[Sample]) -> GroupAccuracy:
+def _group(model: CostModel, key: tuple[str, Layout, bool], samples: Sequence[StepSample]) -> GroupAccuracy:
     phase, layout, held = key
     errors = [predicted_s(model, sample) / sample.seconds - 1 for sample in samples]
     limits = [max(MOST_ERROR, SPREADS * sample.spread) for sample in samples]

@@ -1,7 +1,7 @@
 """t_common: FFN or experts, embedding and LM head: equal in all layouts but for how rows balance."""
 
 from splash_core.cost.exchange import Messages, gather_rows, scatter_rows
-from splash_core.cost.links import Collective, Message
+from splash_core.cost.links import Collective, CollectiveLoad
 from splash_core.cost.precision import Precision
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.shares import Shares
@@ -70,8 +70,8 @@ def ends_time(spec: ModelSpec, precision: Precision, profile: HardwareProfile, s
     # Embedding sum, hidden rows to the vocabulary shards, logits back to homes.
     logits = samples * (1 - 1 / ranks) / ranks * spec.vocab * precision.activation_bytes
     drawing = (
-        Message(Collective.GATHER, shares.steps, 0.0),
-        Message(Collective.EXCHANGE, shares.steps, logits),
+        CollectiveLoad(Collective.GATHER, shares.steps, 0.0),
+        CollectiveLoad(Collective.EXCHANGE, shares.steps, logits),
     )
     embedded = scatter_rows(shares, spec.hidden, precision.activation_bytes)
     return time + profile.messages_s((embedded, *drawing))

@@ -3,7 +3,7 @@
 Bytes are what the fullest rank receives; tests hold those that engines send against them.
 """
 
-from splash_core.cost.links import Collective, Message
+from splash_core.cost.links import Collective, CollectiveLoad
 from splash_core.cost.precision import Precision
 from splash_core.cost.profile import HardwareProfile
 from splash_core.cost.shares import Shares
@@ -17,7 +17,7 @@ _INDEX_CANDIDATE_BYTES = 8
 """A score and a position, per key that a stripe proposes for the top-k."""
 
 
-Messages = tuple[Message, ...]
+Messages = tuple[CollectiveLoad, ...]
 
 
 def exchange_time(spec: ModelSpec, precision: Precision, profile: HardwareProfile, shares: Shares) -> float:
@@ -46,23 +46,23 @@ def gather_received(shares: Shares) -> float:
     return shares.total.rows - shares.home_min
 
 
-def gather_rows(shares: Shares, numbers: int, width: int) -> Message:
+def gather_rows(shares: Shares, numbers: int, width: int) -> CollectiveLoad:
     """All rows everywhere."""
-    return Message(Collective.GATHER, shares.steps, gather_received(shares) * numbers * width)
+    return CollectiveLoad(Collective.GATHER, shares.steps, gather_received(shares) * numbers * width)
 
 
-def scatter_rows(shares: Shares, numbers: int, width: int) -> Message:
+def scatter_rows(shares: Shares, numbers: int, width: int) -> CollectiveLoad:
     """Partial sums of all rows to their homes: the fullest home receives T-1 parts of its rows."""
     received = (shares.num_ranks - 1) * shares.home_rows * numbers * width
-    return Message(Collective.SCATTER, shares.steps, received)
+    return CollectiveLoad(Collective.SCATTER, shares.steps, received)
 
 
-def _owner_exchange(spec: ModelSpec, width: int, shares: Shares) -> Message:
+def _owner_exchange(spec: ModelSpec, width: int, shares: Shares) -> CollectiveLoad:
     """Heads to owners and back, equation (4): queries in, outputs out, on the fullest owner's link."""
     numbers = exchanged_per_head(spec, shares.rule)
     others = 1 - 1 / shares.num_ranks
     received = shares.home_rows * others * spec.heads * numbers * width
-    return Message(Collective.EXCHANGE, 2 * shares.steps, received)
+    return CollectiveLoad(Collective.EXCHANGE, 2 * shares.steps, received)
 
 
 def _striped(spec: ModelSpec, precision: Precision, shares: Shares) -> Messages:
@@ -76,13 +76,13 @@ def _striped(spec: ModelSpec, precision: Precision, shares: Shares) -> Messages:
         returned = (shares.num_ranks - 1) * shares.home_rows * out_bytes
         asked = gather_received(shares) * spec.q_in * width
         return (
-            Message(Collective.EXCHANGE, shares.steps, asked),
-            Message(Collective.EXCHANGE, (1 + indexed) * shares.steps, returned),
+            CollectiveLoad(Collective.EXCHANGE, shares.steps, asked),
+            CollectiveLoad(Collective.EXCHANGE, (1 + indexed) * shares.steps, returned),
         )
     # The history of one layer, and the chunk's own rows with it, into staging.
     row = precision.latent_row_bytes(spec) + _index_layers(spec) * precision.index_row_bytes(spec)
     others = 1 - 1 / shares.num_ranks
-    return (Message(Collective.GATHER, 2 * shares.steps, shares.total.keys * others * row),)
+    return (CollectiveLoad(Collective.GATHER, 2 * shares.steps, shares.total.keys * others * row),)
 
 
 def _index_layers(spec: ModelSpec) -> float:

@@ -18,7 +18,7 @@ from splash_core.cost.least_squares import Problem, Vector, solve
 from splash_core.cost.links import Collective, LinkRate, message_s
 from splash_core.cost.model import CostModel
 from splash_core.cost.profile import HardwareProfile
-from splash_core.cost.samples import Attend, Operation, Outside, Product, Sample, Sent
+from splash_core.cost.samples import Attend, Operation, Outside, Product, Sent, StepSample
 from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm
 from splash_core.layout.layout import RULES
@@ -37,7 +37,7 @@ _FIRST_APART = 0.3
 class Measured:
     """What a fit is given."""
 
-    steps: Sequence[Sample]
+    steps: Sequence[StepSample]
     """Held-out ones too; they are not used."""
     operations: Sequence[Operation]
 
@@ -89,7 +89,7 @@ def fit(model: CostModel, measured: Measured, *, small_bytes: float = 0.0) -> Ha
     return _finished(_with_logs(model.profile, names, found), model)
 
 
-def predicted_s(model: CostModel, sample: Sample) -> float:
+def predicted_s(model: CostModel, sample: StepSample) -> float:
     """A step as it ran: in the form and with the storage that its plan named."""
     prediction = model.predict_as(
         RULES[sample.layout],

@@ -16,7 +16,7 @@ class Collective(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class CollectiveLoad:
     """Collectives of one kind, over all steps of a load."""
 
     kind: Collective
@@ -37,7 +37,7 @@ class LinkRate:
     """Larger ones have the next rate; 0: the last rate."""
 
 
-def message_s(rates: Sequence[LinkRate], message: Message) -> float:
+def message_s(rates: Sequence[LinkRate], message: CollectiveLoad) -> float:
     """Seconds of all of a message's collectives, each of the mean size."""
     if not message.count:
         return 0.0

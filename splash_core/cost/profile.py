@@ -18,7 +18,7 @@ from splash_core.cost.json_fields import (
     positive,
     text_of,
 )
-from splash_core.cost.links import Collective, LinkRate, Message, message_s
+from splash_core.cost.links import Collective, CollectiveLoad, LinkRate, message_s
 from splash_core.cost.theta import Constant, Count, Given, Link, Overhead, Part, Rate, constants_of
 from splash_core.errors import ConfigError
 from splash_core.spec.fields import check_version
@@ -110,7 +110,7 @@ class HardwareProfile:
         """Time of an operation that computes and reads."""
         return max(compute_s, read_s) + (1 - self.overlap) * min(compute_s, read_s)
 
-    def messages_s(self, messages: Iterable[Message]) -> float:
+    def messages_s(self, messages: Iterable[CollectiveLoad]) -> float:
         """Time of a step's collectives, one after the other."""
         return sum(
             message_s(self.rates(message.kind), message) + message.count * self.meet_s for message in messages

@@ -1,6 +1,6 @@
 """What a calibration measured, as the fit takes it: single operations, and steps with all repetitions.
 
-Invariant: repetitions that warm up cannot enter: everything reads `Sample.counted`.
+Invariant: repetitions that warm up cannot enter: everything reads `StepSample.counted`.
 """
 
 import statistics
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splash_core.cost.links import Collective, Message
+from splash_core.cost.links import Collective, CollectiveLoad
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.step_kind import StepKind
 from splash_core.errors import ConfigError
@@ -19,7 +19,7 @@ _QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class StepSample:
     """One batch's step in one layout."""
 
     batch: str
@@ -77,7 +77,7 @@ class Attend:
 class Sent:
     """One collective."""
 
-    message: Message
+    message: CollectiveLoad
     seconds: float
 
 
@@ -93,7 +93,7 @@ class Outside:
 Operation = Product | Attend | Sent | Outside
 
 
-def samples_of(rows: Sequence[Mapping[str, Any]], *, num_ranks: int) -> tuple[Sample, ...]:
+def samples_of(rows: Sequence[Mapping[str, Any]], *, num_ranks: int) -> tuple[StepSample, ...]:
     """The whole steps of a calibration's document; those that did not fit are left out.
 
     Raises:
@@ -123,14 +123,14 @@ def text_rows(text: str) -> tuple[Rows, ...]:
     return tuple(Rows(rows, context, owner, samples=samples) for context, rows, owner, samples in parts)
 
 
-def _sample(row: Mapping[str, Any], *, num_ranks: int) -> Sample:
+def _sample(row: Mapping[str, Any], *, num_ranks: int) -> StepSample:
     if len(row["ms"]) <= row["warmup"]:
         raise ConfigError(
             f"{row['batch']} in {row['layout']} has no repetition beside {row['warmup']} that warm up; "
             "raise --reps"
         )
     items = text_rows(row["requests"])
-    return Sample(
+    return StepSample(
         batch=row["batch"],
         phase=row["phase"],
         layout=Layout(row["layout"]),
@@ -167,7 +167,7 @@ def _operation(row: Mapping[str, Any]) -> Operation:
     if row["micro"] == "outside":
         load = Load.of(text_rows(row["requests"]), num_ranks=row["ranks"])
         return Outside(layout=Layout(row["layout"]), load=load, seconds=seconds)
-    return Sent(message=Message(Collective(row["micro"]), 1, row["bytes"]), seconds=seconds)
+    return Sent(message=CollectiveLoad(Collective(row["micro"]), 1, row["bytes"]), seconds=seconds)
 
 
 def _used(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], recorded_bytes: float) -> bool:

@@ -19,7 +19,7 @@ from splash_core.layout.layout import RULES, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedStreams:
     """Streams that decoded together on a running stack."""
 
     layout: Layout
@@ -35,7 +35,7 @@ class Served:
         return Load.of(rows, num_ranks=num_ranks)
 
 
-def with_service(model: CostModel, served: Sequence[Served]) -> HardwareProfile:
+def with_service(model: CostModel, served: Sequence[ServedStreams]) -> HardwareProfile:
     """The model's profile with what service adds; as it is where nothing was served."""
     if not served:
         return model.profile
@@ -48,12 +48,12 @@ def with_service(model: CostModel, served: Sequence[Served]) -> HardwareProfile:
     return replace(profile, provenance=provenance)
 
 
-def predicted_s(model: CostModel, one: Served) -> float:
+def predicted_s(model: CostModel, one: ServedStreams) -> float:
     """A step of the streams, on CPUs."""
     return model.predict(RULES[one.layout], one.load(model.num_ranks), kind=StepKind.LAUNCHED).step_s
 
 
-def residuals(model: CostModel, served: Sequence[Served]) -> dict[str, float]:
+def residuals(model: CostModel, served: Sequence[ServedStreams]) -> dict[str, float]:
     """Median relative error by layout, as `served/LAYOUT`."""
     errors: dict[str, list[float]] = {}
     for one in served:
@@ -61,7 +61,7 @@ def residuals(model: CostModel, served: Sequence[Served]) -> dict[str, float]:
     return {name: round(statistics.median(some), 4) for name, some in errors.items()}
 
 
-def _least_squares(served: Sequence[Served], more: Sequence[float]) -> tuple[float, float]:
+def _least_squares(served: Sequence[ServedStreams], more: Sequence[float]) -> tuple[float, float]:
     """a and b, each at least 0; every row weighs as its relative error does."""
     rows = [
         (1 / one.seconds, one.streams / one.seconds, y / one.seconds)

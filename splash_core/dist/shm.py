@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from splash_core.dist.comm import Comm, Transfer
 from splash_core.dist.rows import check_counts, check_rows, offsets_of, row_bytes, sum_in_rank_order
-from splash_core.dist.shm_port import ShmPort, Span, Stream
+from splash_core.dist.shm_port import ShmPort, Span, PortStream
 from splash_core.dist.shm_segment import Segment
 from splash_core.errors import InvariantBroken
 from splash_core.ids import RankId
@@ -66,8 +66,8 @@ class ShmComm(Comm):
         gathered_NX = x_NX.new_empty((sum(counts), *x_NX.shape[1:]))
         mine = (x_NX.data_ptr(), x_NX.nbytes)
         places = _split(gathered_NX, counts)
-        streams = [Stream(self._port.to_all, (mine,), incoming=False)]
-        streams += [Stream(end, (places[peer],), incoming=True) for peer, end in self._port.from_each.items()]
+        streams = [PortStream(self._port.to_all, (mine,), incoming=False)]
+        streams += [PortStream(end, (places[peer],), incoming=True) for peer, end in self._port.from_each.items()]
         self._port.transfer(streams, tag)
         ctypes.memmove(places[self._rank][0], *mine)
         return gathered_NX
@@ -88,8 +88,8 @@ class ShmComm(Comm):
             )
         received_NX = x_NX.new_empty((sum(recv_counts), *x_NX.shape[1:]))
         sources, places = _split(x_NX, send_counts), _split(received_NX, recv_counts)
-        streams = [Stream(end, (sources[peer],), incoming=False) for peer, end in self._port.to_peer.items()]
-        streams += [Stream(end, (places[peer],), incoming=True) for peer, end in self._port.from_peer.items()]
+        streams = [PortStream(end, (sources[peer],), incoming=False) for peer, end in self._port.to_peer.items()]
+        streams += [PortStream(end, (places[peer],), incoming=True) for peer, end in self._port.from_peer.items()]
         self._port.transfer(streams, tag)
         ctypes.memmove(places[self._rank][0], *sources[self._rank])
         return received_NX
@@ -112,10 +112,10 @@ class ShmComm(Comm):
                     f"{tag}: transfers must be contiguous, got strides {transfer.tensor.stride()}"
                 )
         streams = [
-            Stream(end, _spans(sends, peer), incoming=False) for peer, end in self._port.to_peer.items()
+            PortStream(end, _spans(sends, peer), incoming=False) for peer, end in self._port.to_peer.items()
         ]
         streams += [
-            Stream(end, _spans(recvs, peer), incoming=True) for peer, end in self._port.from_peer.items()
+            PortStream(end, _spans(recvs, peer), incoming=True) for peer, end in self._port.from_peer.items()
         ]
         _copy_to_self(_spans(sends, self._rank), _spans(recvs, self._rank), self._rank, tag)
         self._port.transfer(streams, tag)

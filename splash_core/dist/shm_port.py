@@ -43,7 +43,7 @@ class ChannelEnd:
             self.acks, self.peers = (place.acks[place.readers.index(reader)],), (place.source,)
 
 
-class Stream:
+class PortStream:
     """Bytes that pass through one end during one call: its spans joined, cut in chunks."""
 
     __slots__ = ("end", "incoming", "left", "offset", "spans", "turn")
@@ -143,7 +143,7 @@ class ShmPort:
             for watch in self._watches.values():
                 watch.close()
 
-    def transfer(self, streams: Iterable[Stream], tag: str) -> None:
+    def transfer(self, streams: Iterable[PortStream], tag: str) -> None:
         """Move all streams to their end, whichever is ready first."""
         if not self._in_call.acquire(blocking=False):
             raise InvariantBroken(f"{tag}: another thread is inside a call of this communicator")
@@ -152,7 +152,7 @@ class ShmPort:
         finally:
             self._in_call.release()
 
-    def _drive(self, pending: list[Stream], tag: str) -> None:
+    def _drive(self, pending: list[PortStream], tag: str) -> None:
         stamp = self._tags.setdefault(tag, zlib.crc32(tag.encode()))
         started = 0.0
         spins = 0
@@ -181,12 +181,12 @@ class ShmPort:
                 lost = self._sleep(seen, pending)
                 self._check_patience(started, pending, tag)
 
-    def _check_patience(self, started: float, pending: Sequence[Stream], tag: str) -> None:
+    def _check_patience(self, started: float, pending: Sequence[PortStream], tag: str) -> None:
         if time.monotonic() - started > self._timeout_s:
             peers = sorted({peer for stream in pending for peer in stream.end.peers})
             raise GroupFailed(f"rank {self._rank} waited {self._timeout_s:g} s in {tag} for ranks {peers}")
 
-    def _step(self, stream: Stream, stamp: int, tag: str) -> bool:
+    def _step(self, stream: PortStream, stamp: int, tag: str) -> bool:
         """Pass as many chunks as the channel takes now; False if none."""
         words, end = self._words, stream.end
         before = end.num_chunks
@@ -229,7 +229,7 @@ class ShmPort:
             if self._words[self._map.asleep[peer]]:
                 self._futex.wake(self._segment.address + 8 * self._map.doorbells[peer])
 
-    def _sleep(self, seen: int, pending: Sequence[Stream]) -> list[int]:
+    def _sleep(self, seen: int, pending: Sequence[PortStream]) -> list[int]:
         """Sleep until the bell differs from `seen` or a slice is over; the needed peers that have ended."""
         asleep = self._map.asleep[self._rank]
         self._words[asleep] = 1

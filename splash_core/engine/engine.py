@@ -24,7 +24,7 @@ from splash_core.engine.graphs import DecodeGraphs, decodes
 from splash_core.engine.in_turn import BarriersInTurn
 from splash_core.engine.lanes import Lane, SwitchTimes, ThreadLane
 from splash_core.engine.marks import NO_LAYER, Marker, StepPoint, no_marks
-from splash_core.engine.mirror import Mirrors
+from splash_core.engine.mirror import SequenceMirrors
 from splash_core.engine.movers import ExchangingMover, PullingMover, StateMover
 from splash_core.engine.output import (
     StepOutput,
@@ -70,7 +70,7 @@ class RankEngine:
         self._comms = comms
         self._layout = layout
         self._epoch = Epoch(0)
-        self._mirrors = Mirrors(ctx.num_ranks)
+        self._mirrors = SequenceMirrors(ctx.num_ranks)
         self._drawn = DrawnTokens.none(ctx, StepId(0))
         self.mover: StateMover = ExchangingMover(ctx.arena, comms.transfer, ctx.kernels)
         """Moves this rank's state; benchmarks use it by itself."""

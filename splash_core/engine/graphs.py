@@ -21,7 +21,7 @@ from splash_core.attention.context import RankContext
 from splash_core.attention.padding import blank_batch, bucket_of, pad_batch
 from splash_core.attention.registry import create_attention
 from splash_core.engine.decoder import hidden_rows, home_logits
-from splash_core.engine.recording import Recorded, Recorder
+from splash_core.engine.recording import Recorded, StepRecorder
 from splash_core.kernels.uploads import StepBuffer
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.step import StepPlan
@@ -59,7 +59,7 @@ def decodes(plan: StepPlan) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _CapturedStep:
     layout: Layout
     bucket: int
     context: RankContext
@@ -87,7 +87,7 @@ class DecodeGraphs:
         self,
         ctx: RankContext,
         *,
-        recorder: Recorder,
+        recorder: StepRecorder,
         static_context: StaticContexts,
         buckets: Sequence[int],
         buffer_bytes: int,
@@ -97,7 +97,7 @@ class DecodeGraphs:
         self._static_context = static_context
         self._buckets = tuple(sorted(buckets))
         self._buffer_bytes = buffer_bytes
-        self._recorded: dict[tuple[Layout, int], tuple[_Entry, Recorded]] = {}
+        self._recorded: dict[tuple[Layout, int], tuple[_CapturedStep, Recorded]] = {}
         self.replays: Counter[tuple[Layout, int]] = Counter()
         """How often each step was replayed."""
 
@@ -135,7 +135,7 @@ class DecodeGraphs:
         held = self._recorder.held_bytes()
         buffer = StepBuffer(self._ctx.device, self._buffer_bytes)
         context = self._static_context(self._ctx, layout, bucket, buffer)
-        entry = _Entry(layout, bucket, context, buffer)
+        entry = _CapturedStep(layout, bucket, context, buffer)
         blank = blank_batch(context, bucket)
         attention = entry.prepare(blank)
 

@@ -17,7 +17,7 @@ from splash_core.transport.classes import TrafficClass
 from splash_core.transport.link import BandwidthArbiter
 
 
-class Engine(Protocol):
+class StepEngine(Protocol):
     """What computes a rank's steps: the real engine, or the one without weights."""
 
     @property
@@ -30,10 +30,10 @@ class Engine(Protocol):
         ...
 
 
-class LinkedEngine(Engine):
+class LinkedEngine(StepEngine):
     """An engine whose steps the arbiters of the links that its collectives may use know of."""
 
-    def __init__(self, engine: Engine, *links: BandwidthArbiter) -> None:
+    def __init__(self, engine: StepEngine, *links: BandwidthArbiter) -> None:
         self._engine = engine
         self._links = links
 

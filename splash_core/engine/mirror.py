@@ -39,7 +39,7 @@ class SequenceMirror:
 
 
 @dataclass(slots=True)
-class Mirrors:
+class SequenceMirrors:
     """Mirrors of all live sequences of a group."""
 
     num_ranks: int

@@ -16,7 +16,7 @@ from splash_core.attention.batch import PADDING, Batch, IntArray
 from splash_core.attention.context import RankContext
 from splash_core.engine.decoder import home_logits
 from splash_core.engine.drawn import DrawnTokens
-from splash_core.engine.mirror import Mirrors
+from splash_core.engine.mirror import SequenceMirrors
 from splash_core.ids import SeqId, StepId
 from splash_core.model.adjust import SampleRow
 from splash_core.model.logprobs import PendingLogprobs, start_logprobs
@@ -82,7 +82,9 @@ def logits_to_draw(ctx: RankContext, batch: Batch, hidden_ND: Tensor) -> Tensor:
     return home_logits(ctx, _take(ctx, hidden_ND, batch, wanted_N), _counts(batch, wanted_N))
 
 
-def start_draw(batch: Batch, mirrors: Mirrors, logits_MV: Tensor, *, before: DrawnTokens) -> PendingDraw:
+def start_draw(
+    batch: Batch, mirrors: SequenceMirrors, logits_MV: Tensor, *, before: DrawnTokens
+) -> PendingDraw:
     """The next tokens, given the logits of the M_j sampled rows at home here, in row order."""
     rows: list[SampleRow] = []
     seqs: list[SeqId] = []
@@ -119,7 +121,7 @@ def draws(batch: Batch) -> bool:
 
 
 def start_scores(
-    ctx: RankContext, batch: Batch, mirrors: Mirrors, hidden_ND: Tensor
+    ctx: RankContext, batch: Batch, mirrors: SequenceMirrors, hidden_ND: Tensor
 ) -> tuple[PendingScores, ...]:
     """Log-probabilities of prompt tokens whose preceding row is at home here."""
     wanted_N = np.zeros(batch.num_rows, dtype=np.bool_)
@@ -133,7 +135,7 @@ def start_scores(
 
 
 def _score_piece(
-    ctx: RankContext, batch: Batch, mirrors: Mirrors, hidden_ND: Tensor, wanted_N: BoolArray
+    ctx: RankContext, batch: Batch, mirrors: SequenceMirrors, hidden_ND: Tensor, wanted_N: BoolArray
 ) -> PendingScores:
     logits_MV = home_logits(ctx, _take(ctx, hidden_ND, batch, wanted_N), _counts(batch, wanted_N))
     rows: list[tuple[SeqId, int, int]] = []

@@ -12,7 +12,7 @@ from typing import Protocol
 from splash_core.ids import StepId
 
 
-class Fence(Protocol):
+class StreamFence(Protocol):
     """Something enqueued on a stream, such as a CUDA event."""
 
     def query(self) -> bool:
@@ -34,13 +34,13 @@ class StepProgress:
         self._step = StepId(0)
         self._done = (StepId(0), num_layers)
         """Steps begin with 1: what is to wait for step 0 waits for nothing."""
-        self._marks: deque[tuple[tuple[StepId, int], Fence]] = deque()
+        self._marks: deque[tuple[tuple[StepId, int], StreamFence]] = deque()
 
     def begin(self, step: StepId) -> None:
         """A step begins: all before it have been enqueued."""
         self._step = step
 
-    def reached(self, layers: int, fence: Callable[[], Fence] | None = None) -> None:
+    def reached(self, layers: int, fence: Callable[[], StreamFence] | None = None) -> None:
         """The first `layers` layers of the step are computed, or enqueued before a fence that is made now."""
         mark = (self._step, layers)
         with self._lock:
@@ -49,7 +49,7 @@ class StepProgress:
             else:
                 self._marks.append((mark, fence()))
 
-    def end(self, fence: Callable[[], Fence] | None = None) -> None:
+    def end(self, fence: Callable[[], StreamFence] | None = None) -> None:
         """All of the step is computed, or enqueued."""
         self.reached(self._num_layers, fence)
 

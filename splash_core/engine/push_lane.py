@@ -19,7 +19,7 @@ from splash_core.obs.vitals import VitalThreads
 from splash_core.pb import rank_pb2
 from splash_core.rpc.link import PUSH_LANE, RankLink
 from splash_core.rpc.traffic import samples_to_pb
-from splash_core.transport.counters import Sample
+from splash_core.transport.counters import TrafficSample
 from splash_core.transport.link import BandwidthArbiter
 
 _IDLE_POLL_S = 0.1
@@ -58,7 +58,7 @@ class PushLane:
         self._others = OtherSwitches(*links)
         self._closing = threading.Event()
         self._tell_at = 0.0
-        self._told: tuple[Sample, ...] = ()
+        self._told: tuple[TrafficSample, ...] = ()
         self._vitals = vitals
         self._thread: threading.Thread | None = None
 

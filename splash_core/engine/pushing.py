@@ -22,7 +22,7 @@ from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
 from splash_core.transport.base import Descriptor, MemoryHandle, Op, OpState, Peer, Transport
 from splash_core.transport.classes import TrafficClass
-from splash_core.transport.counters import CounterSource, Sample, TrafficCounters, summed
+from splash_core.transport.counters import CounterSource, TrafficCounters, TrafficSample, summed
 from splash_core.transport.factory import open_transport
 from splash_core.transport.link import RankLinks
 from splash_core.transport.memory import Memory
@@ -30,7 +30,7 @@ from splash_core.transport.options import TransportOptions
 
 
 @dataclass(slots=True)
-class _Push:
+class _PushUnderWay:
     order: rank_pb2.PushPages
     ordered_at: float
     layers_sent: int = 0
@@ -72,7 +72,7 @@ class Pusher:
         self._meetings = Meetings(transport, abi)
         self._arena = arena
         self._clock = clock
-        self._under_way: list[_Push] = []
+        self._under_way: list[_PushUnderWay] = []
         self._counters = TrafficCounters()
         self.sources: tuple[CounterSource, ...] = (self._counters,)
         """Counts that the leader is told; who schedules the rank's links may add its own."""
@@ -135,7 +135,7 @@ class Pusher:
             raise InvariantBroken(
                 f"push {order.push} names layers {ends}, there are {self._arena.num_layers}"
             )
-        self._under_way.append(_Push(order, self._clock()))
+        self._under_way.append(_PushUnderWay(order, self._clock()))
         for target in order.targets:
             self._counters.began(TrafficClass.HANDOFF, _peer(order, target))
 
@@ -164,11 +164,11 @@ class Pusher:
         self._under_way = [push for push in self._under_way if push not in over]
         return [self._report(push, rank) for push in over]
 
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[TrafficSample, ...]:
         """What this rank has pushed so far, and what its other sources count."""
         return summed(source.samples() for source in self.sources)
 
-    def _write(self, push: _Push, first: int, end: int) -> None:
+    def _write(self, push: _PushUnderWay, first: int, end: int) -> None:
         """Start writing layers `first … end` of all pages, unless a peer has yet to answer."""
         peers = self._peers(push)
         if peers is None:
@@ -195,7 +195,7 @@ class Pusher:
             push.peers.append(_peer(push.order, target))
         push.layers_sent = end
 
-    def _peers(self, push: _Push) -> tuple[Peer, ...] | None:
+    def _peers(self, push: _PushUnderWay) -> tuple[Peer, ...] | None:
         """Of all targets, in their order; None while one of them has yet to answer, or if it does not."""
         found: list[Peer | None] = []
         for target in push.order.targets:
@@ -207,12 +207,12 @@ class Pusher:
         peers = tuple(peer for peer in found if peer is not None)
         return peers if len(peers) == len(found) else None
 
-    def _fail(self, push: _Push, error: str) -> None:
+    def _fail(self, push: _PushUnderWay, error: str) -> None:
         push.error = error
         for op in push.ops:
             op.cancel()
 
-    def _report(self, push: _Push, rank: RankId) -> rank_pb2.PushResult:
+    def _report(self, push: _PushUnderWay, rank: RankId) -> rank_pb2.PushResult:
         states = [op.poll() for op in push.ops]
         errors = [state.error or state.state.value for state in states if state.state is not OpState.DONE]
         now = self._clock()

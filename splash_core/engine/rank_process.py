@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from splash_core.engine.fake import FakeEngine
-from splash_core.engine.link_steps import Engine, LinkedEngine
+from splash_core.engine.link_steps import LinkedEngine, StepEngine
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.running import RunningStep
@@ -58,7 +58,7 @@ def _engine(
     spec: ModelSpec,
     arena: ArenaMap,
     progress: Callable[[int, int], None],
-) -> Iterator[Engine]:
+) -> Iterator[StepEngine]:
     if config.engine == "fake":
         yield FakeEngine(
             rank=rank,
@@ -154,7 +154,7 @@ class _LoadReports:
         self._link.send(rank_pb2.FromRank(loading=loading))
 
 
-def run_steps(link: RankLink, engine: Engine, vitals: VitalThreads, *, num_ranks: int) -> None:
+def run_steps(link: RankLink, engine: StepEngine, vitals: VitalThreads, *, num_ranks: int) -> None:
     """Execute steps until told to stop.
 
     Raises:

@@ -31,7 +31,7 @@ class Recorded:
     record_s: float
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Makes `Recorded` computations."""
 
     def held_bytes(self) -> int:
@@ -47,11 +47,11 @@ class Rerun:
     """Runs the computation anew each time: any device, no speed, the truth that graphs are tested against."""
 
     def held_bytes(self) -> int:
-        """See `Recorder`."""
+        """See `StepRecorder`."""
         return 0
 
     def record(self, run: Callable[[], Tensor]) -> Recorded:
-        """See `Recorder`."""
+        """See `StepRecorder`."""
         return Recorded(replay=run, num_bytes=0, record_s=0.0)
 
 
@@ -67,11 +67,11 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def held_bytes(self) -> int:
-        """See `Recorder`."""
+        """See `StepRecorder`."""
         return torch.cuda.memory_allocated(self._device)
 
     def record(self, run: Callable[[], Tensor]) -> Recorded:
-        """See `Recorder`. All ranks record the same computations in the same order."""
+        """See `StepRecorder`. All ranks record the same computations in the same order."""
         began = time.perf_counter()
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))

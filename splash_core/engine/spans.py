@@ -10,7 +10,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from splash_core.engine.progress import Fence
+from splash_core.engine.progress import StreamFence
 from splash_core.engine.stream_lane import Gpu
 
 
@@ -78,12 +78,12 @@ class StreamSpan(Span):
         return self._began.elapsed_time(self._ended) / 1e3
 
 
-def fences_of(gpu: Gpu | None) -> Callable[[], Fence] | None:
+def fences_of(gpu: Gpu | None) -> Callable[[], StreamFence] | None:
     """What marks all that is enqueued so far on the stream that computes; None where nothing is enqueued."""
     if gpu is None:
         return None
 
-    def fence() -> Fence:
+    def fence() -> StreamFence:
         event = gpu.event()
         event.record(gpu.compute())
         return event

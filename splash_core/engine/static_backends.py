@@ -13,7 +13,7 @@ from splash_core.attention.registry import attends
 from splash_core.attention.static_torch import StaticTorchAttention, StaticTorchKernels
 from splash_core.dist.comm import Comm
 from splash_core.engine.graphs import DecodeGraphs
-from splash_core.engine.recording import CudaGraphs, Recorder, Rerun
+from splash_core.engine.recording import CudaGraphs, Rerun, StepRecorder
 from splash_core.kernels.base import Kernels
 from splash_core.kernels.cuda_kernels import RecordedCudaKernels
 from splash_core.kernels.uploads import StepBuffer
@@ -26,7 +26,7 @@ _ALIGNMENT_BYTES = 1 << 12
 """For the beginnings of a step's tensors."""
 
 
-def recorder_for(device: torch.device) -> Recorder:
+def recorder_for(device: torch.device) -> StepRecorder:
     """How steps are recorded on a device."""
     return CudaGraphs(device) if device.type == "cuda" else Rerun()
 
@@ -36,7 +36,7 @@ def decode_graphs(
     *,
     buckets: Sequence[int],
     comm: Comm | None = None,
-    recorder: Recorder | None = None,
+    recorder: StepRecorder | None = None,
 ) -> DecodeGraphs:
     """Nothing is recorded yet: see `DecodeGraphs.record`.
 

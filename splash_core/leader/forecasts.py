@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from splash_core.cost.model import CostModel
 from splash_core.ids import StepId
 from splash_core.layout.layout import Layout
-from splash_core.policy.decision import Cause, Decision, Verdict
+from splash_core.policy.decision import Cause, Decision, DecisionVerdict
 from splash_core.policy.drift import (
     DriftChange,
     DriftRules,
@@ -88,7 +88,7 @@ def _record(
         time_s=snapshot.time_s,
         phase=Phase(snapshot.phase),
         group=snapshot.group,
-        verdict=Verdict.HOLD,
+        verdict=DecisionVerdict.HOLD,
         cause=Cause.DRIFT if change.drifting else Cause.NO_DRIFT,
         reason=words,
         layout_from=change.layout,

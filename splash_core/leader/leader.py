@@ -20,7 +20,7 @@ from splash_core.leader.pace import StepPace
 from splash_core.leader.part import NoPart, PhasePart, Wait
 from splash_core.leader.ranks import RankPool
 from splash_core.leader.steering import Steering
-from splash_core.leader.streams import Stream
+from splash_core.leader.streams import SequenceStream
 from splash_core.policy.snapshot import Snapshot
 from splash_core.policy.step_totals import StepTotals
 from splash_core.scheduling.events import Event, FinishedEvent, SwitchedEvent, SwitchRefusedEvent
@@ -68,7 +68,7 @@ class GroupLeader:
         self._pace = pace
         self._step_timeout_s = step_timeout_s
         self._shared_link_bps = shared_link_bps
-        self._streams: dict[SeqId, Stream] = {}
+        self._streams: dict[SeqId, SequenceStream] = {}
         self._wake = asyncio.Event()
         self._stop = False
         self._sent: deque[StepPlan] = deque()
@@ -98,9 +98,9 @@ class GroupLeader:
         if self.condition is not GroupCondition.READY:
             raise Unavailable(f"the group is {self.condition}; try another one, or later")
 
-    def open_stream(self, seq: SeqId) -> Stream:
+    def open_stream(self, seq: SeqId) -> SequenceStream:
         """Listen to a sequence; to be called in the same turn in which the sequence was made."""
-        stream = self._streams[seq] = Stream()
+        stream = self._streams[seq] = SequenceStream()
         self.wake()
         return stream
 

@@ -14,7 +14,7 @@ from splash_core.layout.layout import Layout
 from splash_core.leader.forecasts import Forecasts
 from splash_core.leader.pace import StepPace
 from splash_core.leader.pins import Pins
-from splash_core.policy.bundle import Recorder
+from splash_core.policy.bundle import EvaluationRecorder
 from splash_core.policy.config import GroupPolicy
 from splash_core.policy.decision import Decision
 from splash_core.policy.in_force import PolicyInForce
@@ -52,7 +52,7 @@ class SwitchOutcome:
 
 
 @dataclass(slots=True)
-class _Wish:
+class _SwitchOrder:
     layout: Layout
     mode: SwitchMode
     since: float
@@ -88,7 +88,7 @@ class Steering:
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
-        self.recorder = Recorder(model)
+        self.recorder = EvaluationRecorder(model)
         self._policy = policy
         self._pace = pace
         self._clock = clock
@@ -100,7 +100,7 @@ class Steering:
         self._offer: _Offer | None = None
         self._log = DecisionLog()
         self.forecasts = Forecasts(model, self._log.add)
-        self._wish: _Wish | None = None
+        self._wish: _SwitchOrder | None = None
         self._ordered: Decision | None = None
         """The policy's switch that is under way."""
         self._next_tick = 0.0
@@ -160,7 +160,7 @@ class Steering:
         self._pins.put_aside(self._now.pin, layout)
         self._hold(self._pins.held(self._now.pin))
         self._state = self._state.with_manual_switch(now, hold_s=hold_s)
-        self._wish = _Wish(layout, mode, now, asyncio.get_running_loop().create_future())
+        self._wish = _SwitchOrder(layout, mode, now, asyncio.get_running_loop().create_future())
         return self._wish.answer
 
     def pin(self, layout: Layout | None) -> None:
@@ -257,7 +257,7 @@ class Steering:
         """True when a wish for `layout` ends a switch that is copying ahead."""
         return self._scheduler.copying_ahead and layout is self._scheduler.layout
 
-    def _pursue(self, wish: _Wish) -> None:
+    def _pursue(self, wish: _SwitchOrder) -> None:
         if wish.answer.done():
             # Whoever asked has gone; what is scheduled already will happen, nothing new is asked for.
             self._wish = None

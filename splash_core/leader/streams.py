@@ -14,7 +14,7 @@ SeqEvent = TokenEvent | FinishedEvent | PrefilledEvent
 
 
 @dataclass(slots=True)
-class Stream:
+class SequenceStream:
     """What happens to one sequence, as its request sees it."""
 
     _events: "asyncio.Queue[SeqEvent | SplashError]" = field(default_factory=asyncio.Queue)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from splash_core.ids import RankId
 from splash_core.scheduling.step import StepResult
 from splash_core.transport.classes import TrafficClass
-from splash_core.transport.counters import Sample, TrafficCounters, summed
+from splash_core.transport.counters import TrafficCounters, TrafficSample, summed
 
 
 class GroupTraffic:
@@ -13,7 +13,7 @@ class GroupTraffic:
 
     def __init__(self) -> None:
         self._steps = TrafficCounters()
-        self._ranks: dict[RankId, tuple[Sample, ...]] = {}
+        self._ranks: dict[RankId, tuple[TrafficSample, ...]] = {}
 
     def step_ended(self, results: Sequence[StepResult]) -> None:
         """Count what a step has moved between the group's ranks."""
@@ -23,10 +23,10 @@ class GroupTraffic:
             if num_bytes:
                 self._steps.moved(traffic, "", num_bytes=num_bytes)
 
-    def rank_told(self, rank: RankId, samples: tuple[Sample, ...]) -> None:
+    def rank_told(self, rank: RankId, samples: tuple[TrafficSample, ...]) -> None:
         """A rank's own counts, which replace those that it told before."""
         self._ranks[rank] = samples
 
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[TrafficSample, ...]:
         """The sum over the group."""
         return summed([self._steps.samples(), *self._ranks.values()])

@@ -7,8 +7,8 @@ A lease names its writer by incarnation and handoff; this keeps what stands behi
                its sessions, and it may claim nothing
     fenced     all ranks have answered: what it had claimed is free, and its next term begins
 
-Invariant: what a writer has claimed is freed only when `Fence.end` has returned for it, never because time
-passed.
+Invariant: what a writer has claimed is freed only when `WriterFence.end` has returned for it, never because
+time passed.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Writer:
         return bool(self.ranks) and all(rank.is_gone() for rank in self.ranks)
 
 
-class Fence(Protocol):
+class WriterFence(Protocol):
     """How a transport keeps a writer from writing."""
 
     @property
@@ -107,7 +107,7 @@ class WriterWatch:
 
     def __init__(
         self,
-        fence: Fence,
+        fence: WriterFence,
         *,
         writers: Callable[[], Collection[str]],
         free: Callable[[Incarnation], object],

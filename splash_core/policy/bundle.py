@@ -42,7 +42,7 @@ class Evaluation:
     after: PolicyState
 
 
-class Recorder:
+class EvaluationRecorder:
     """The newest evaluations of a group."""
 
     def __init__(self, model: CostModel, *, capacity: int = _KEPT) -> None:
@@ -66,7 +66,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ReplayDifference:
     """Where a replay departs from what was recorded."""
 
     index: int
@@ -92,7 +92,7 @@ def bundle_of(model: CostModel, evaluations: Iterable[Evaluation]) -> dict[str, 
     }
 
 
-def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[Difference]]:
+def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[ReplayDifference]]:
     """Decide again on everything that a bundle holds.
 
     Args:
@@ -114,13 +114,13 @@ def replay(bundle: object, *, where: str = "bundle") -> tuple[int, Sequence[Diff
     if not isinstance(entries, list):
         raise ConfigError(f"{where}.evaluations: a list is required")
     recorded = cast("list[Any]", entries)
-    differences: list[Difference] = []
+    differences: list[ReplayDifference] = []
     for index, entry in enumerate(recorded):
         differences += _replayed(model, index, entry, f"{where}.evaluations[{index}]")
     return len(recorded), differences
 
 
-def _replayed(model: CostModel, index: int, entry: Any, where: str) -> list[Difference]:
+def _replayed(model: CostModel, index: int, entry: Any, where: str) -> list[ReplayDifference]:
     fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
     if fields.keys() != _FIELDS:
         raise ConfigError(f"{where}: no evaluation")
@@ -128,12 +128,12 @@ def _replayed(model: CostModel, index: int, entry: Any, where: str) -> list[Diff
     config: PolicyConfig = decode(PolicyConfig, fields["config"], where=f"{where}.config")
     before: PolicyState = decode(PolicyState, fields["before"], where=f"{where}.before")
     decision, after = decide(snapshot, model, config, before)
-    found: list[Difference] = []
+    found: list[ReplayDifference] = []
     for name, value in (("decision", decision), ("after", after)):
         # As text and back, like what was recorded: a tuple of counts is a list there.
         replayed = json.loads(json.dumps(encode(value)))
         found += [
-            Difference(index=index, time_s=snapshot.time_s, path=path, recorded=old, replayed=new)
+            ReplayDifference(index=index, time_s=snapshot.time_s, path=path, recorded=old, replayed=new)
             for path, old, new in _differences(fields[name], replayed, name)
         ]
     return found

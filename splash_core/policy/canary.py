@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from splash_core.policy.canary_record import CanaryRecord, CanaryVerdict, Comparison
+from splash_core.policy.canary_record import CanaryComparison, CanaryRecord, CanaryVerdict
 from splash_core.policy.snapshot import Phase
 from splash_core.policy.step_totals import StepTotals
 from splash_core.policy.trial import Trial
@@ -126,7 +126,7 @@ def _measure(
         counted = f"{here} here, {there} {against}" if state.trying else f"{here} before the trial"
         reason = f"too few {what} to compare: {counted}; {trial.min_steps} are required"
         return _end(state, trial, moment, reason)
-    comparison = Comparison.of(trial, own, other, against=against)
+    comparison = CanaryComparison.of(trial, own, other, against=against)
     return _record(state, trial, moment, comparison, comparison.verdict, comparison.reason)
 
 
@@ -161,7 +161,7 @@ def _record(
     state: CanaryState,
     trial: Trial,
     moment: Moment,
-    comparison: Comparison | None,
+    comparison: CanaryComparison | None,
     verdict: CanaryVerdict,
     reason: str,
 ) -> CanaryRecord:

@@ -24,7 +24,7 @@ class CanaryVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class CanaryComparison:
     """Two measurements of one metric."""
 
     metric: Metric
@@ -39,9 +39,9 @@ class Comparison:
     tolerance: float
 
     @staticmethod
-    def of(trial: Trial, own: StepTotals, other: StepTotals, *, against: str) -> "Comparison":
+    def of(trial: Trial, own: StepTotals, other: StepTotals, *, against: str) -> "CanaryComparison":
         """Compare what the canary's group did with what others did."""
-        return Comparison(
+        return CanaryComparison(
             metric=trial.metric,
             tried=own.measured(trial.metric),
             reference=other.measured(trial.metric),
@@ -99,7 +99,7 @@ class CanaryRecord:
     """None where its group was never heard of."""
     verdict: CanaryVerdict
     reason: str
-    comparison: Comparison | None
+    comparison: CanaryComparison | None
 
     def to_json(self) -> dict[str, Any]:
         """In the shape of `GET /admin/decisions`; a canary changes a policy, not a layout."""

@@ -15,7 +15,7 @@ from splash_core.cost.profile import HardwareProfile, analytical_profile
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig
-from splash_core.policy.end_to_end import Pair, batch_time
+from splash_core.policy.end_to_end import PricedPair, batch_time
 from splash_core.policy.paper import OUTPUT_TOKENS, PAPER_SWEEPS, MeasuredPoint, PaperSweeps
 from splash_core.policy.snapshot import LayoutPool
 from splash_core.spec.hardware import GpuSpec
@@ -93,7 +93,7 @@ class ComparedPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PaperComparison:
     """All points of one platform."""
 
     sweeps: PaperSweeps
@@ -142,7 +142,7 @@ class Comparison:
 
 def compare_with_paper(
     spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, profile: HardwareProfile | None = None
-) -> Comparison:
+) -> PaperComparison:
     """The prefill group of `deployment`, with the paper's decode group behind it, at every sampled position.
 
     Args:
@@ -165,14 +165,14 @@ def compare_with_paper(
         )
     theta = profile or analytical_profile(gpu, dtype=deployment.precision.name)
     pair = _pair(spec, theta, deployment, sweeps)
-    return Comparison(
+    return PaperComparison(
         sweeps=sweeps,
         chunk_tokens=deployment.chunk_tokens,
         points=tuple(_compared(pair, point) for point in sweeps.points),
     )
 
 
-def _compared(pair: Pair, point: MeasuredPoint) -> ComparedPoint:
+def _compared(pair: PricedPair, point: MeasuredPoint) -> ComparedPoint:
     rates: dict[Layout, float] = {}
     for layout in pair.pools:
         time = batch_time(
@@ -184,7 +184,9 @@ def _compared(pair: Pair, point: MeasuredPoint) -> ComparedPoint:
     return ComparedPoint(measured=point, tokens_per_s={layout: rates[layout] for layout in best_first})
 
 
-def _pair(spec: ModelSpec, profile: HardwareProfile, deployment: Deployment, sweeps: PaperSweeps) -> Pair:
+def _pair(
+    spec: ModelSpec, profile: HardwareProfile, deployment: Deployment, sweeps: PaperSweeps
+) -> PricedPair:
     prefill = CostModel(
         spec=spec,
         precision=deployment.precision,
@@ -194,7 +196,7 @@ def _pair(spec: ModelSpec, profile: HardwareProfile, deployment: Deployment, swe
     account = memory_account(spec, deployment)
     behind = replace(deployment, num_ranks=sweeps.decode_ranks, chunk_tokens=_DECODE_ROWS)
     page = deployment.page_size
-    return Pair(
+    return PricedPair(
         prefill=prefill,
         decode=replace(prefill, num_ranks=sweeps.decode_ranks),
         pools={

@@ -47,7 +47,7 @@ def tolerance_of(dtype: str) -> Tolerance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class AnswerDifference:
     """Where an answer first has another token than the reference, or ends elsewhere."""
 
     prompt: int
@@ -79,10 +79,10 @@ class AnswerComparison:
     largest: float
     """Difference of log-probabilities; infinite where one is no number."""
     mean: float
-    differences: tuple[Difference, ...]
+    differences: tuple[AnswerDifference, ...]
 
     @property
-    def beyond(self) -> tuple[Difference, ...]:
+    def beyond(self) -> tuple[AnswerDifference, ...]:
         """Differences that rounding does not explain."""
         return tuple(found for found in self.differences if not found.margin <= self.tolerance.largest)
 
@@ -128,7 +128,7 @@ def compare(reference: Sequence[Answer], seen: Sequence[Answer], *, tolerance: T
         seen: what is said now.
         tolerance: of the element type.
     """
-    deltas, differences = list[float](), list[Difference]()
+    deltas, differences = list[float](), list[AnswerDifference]()
     for prompt, (first, later) in enumerate(zip(reference, seen, strict=True)):
         same = _common(first, later)
         deltas += [
@@ -158,10 +158,10 @@ def _common(first: Answer, later: Answer) -> int:
     return min(len(first), len(later))
 
 
-def _difference(prompt: int, position: int, first: Answer, later: Answer) -> Difference:
+def _difference(prompt: int, position: int, first: Answer, later: Answer) -> AnswerDifference:
     was = first[position] if position < len(first) else None
     now = later[position] if position < len(later) else None
-    return Difference(
+    return AnswerDifference(
         prompt=prompt,
         position=position,
         reference=None if was is None else was.token,

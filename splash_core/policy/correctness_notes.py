@@ -106,7 +106,7 @@ class Due(StrEnum):
     PERIOD = "the period"
 
 
-class Verdict(StrEnum):
+class ProbeVerdict(StrEnum):
     """What an answer amounts to."""
 
     REFERENCE = "REFERENCE"
@@ -115,10 +115,10 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ProbeFinding:
     """What a check has found."""
 
-    verdict: Verdict
+    verdict: ProbeVerdict
     due: Due
     round: Round
     """The one that decided."""
@@ -144,7 +144,7 @@ class Asked:
     at_s: float
     """When it ended, on the caller's monotonic clock."""
     mark: PairMark
-    verdict: Verdict
+    verdict: ProbeVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ class ProbeNotes:
         """
         asked = self.asked.get(mark.name)
         seen = self.checked
-        if asked is not None and asked.verdict is Verdict.DRIFT:
+        if asked is not None and asked.verdict is ProbeVerdict.DRIFT:
             # Whether it says right things again, no other pair can tell.
             seen = {group.group: group for group in asked.mark.groups}
         before = [(group, seen.get(group.group)) for group in mark.groups]
@@ -192,16 +192,16 @@ class ProbeNotes:
             return None
         return Due.FIRST if self.reference(mark) is None else Due.PERIOD
 
-    def after(self, finding: Finding, *, now_s: float) -> "ProbeNotes":
+    def after(self, finding: ProbeFinding, *, now_s: float) -> "ProbeNotes":
         """With what a check has found."""
         mark = finding.round.mark
         checked = {**self.checked, **{group.group: group for group in mark.groups}}
         asked = {**self.asked, mark.name: Asked(at_s=now_s, mark=mark, verdict=finding.verdict)}
         known = replace(self, checked=checked, asked=asked)
-        if finding.verdict is Verdict.DRIFT:
+        if finding.verdict is ProbeVerdict.DRIFT:
             return known
         seen = {mark.good_name(group): group for group in mark.groups}
-        if finding.verdict is Verdict.SAME:
+        if finding.verdict is ProbeVerdict.SAME:
             return replace(known, good={**self.good, **seen})
         # Nothing was compared with a reference: what was good before is better known.
         return replace(known, good={**seen, **self.good}, references=(*self.references, finding.round))
@@ -215,7 +215,7 @@ class ProbeNotes:
             asked={pair: asked for pair, asked in self.asked.items() if not {*pair} & {*groups}},
         )
 
-    def remedies(self, finding: Finding) -> tuple[Remedy, ...]:
+    def remedies(self, finding: ProbeFinding) -> tuple[Remedy, ...]:
         """What to do about a drift: back to the last good layout what has left it since, else hold all."""
         pair = finding.round.mark
         marks = [(mark, self.good.get(pair.good_name(mark))) for mark in pair.groups]
@@ -247,7 +247,7 @@ def _since(mark: GroupMark, good: GroupMark | None) -> str:
     return f"{told} since the last good answers"
 
 
-def judge(due: Due, reference: Round | None, rounds: tuple[Round, ...]) -> Finding | None:
+def judge(due: Due, reference: Round | None, rounds: tuple[Round, ...]) -> ProbeFinding | None:
     """What rounds of one check amount to, the newest last; None: ask again at once.
 
     Args:
@@ -262,7 +262,7 @@ def judge(due: Due, reference: Round | None, rounds: tuple[Round, ...]) -> Findi
     found = [compare(one.answers, other.answers, tolerance=tolerance) for one, other in pairs]
     if found[-1].drifted and len(found) < 2:
         return None
-    as_it_should_be = Verdict.REFERENCE if reference is None else Verdict.SAME
-    verdict = Verdict.DRIFT if found[-1].drifted else as_it_should_be
-    odd = found[0] if len(found) > 1 and verdict is not Verdict.DRIFT else None
-    return Finding(verdict=verdict, due=due, round=rounds[-1], comparison=found[-1], odd=odd)
+    as_it_should_be = ProbeVerdict.REFERENCE if reference is None else ProbeVerdict.SAME
+    verdict = ProbeVerdict.DRIFT if found[-1].drifted else as_it_should_be
+    odd = found[0] if len(found) > 1 and verdict is not ProbeVerdict.DRIFT else None
+    return ProbeFinding(verdict=verdict, due=due, round=rounds[-1], comparison=found[-1], odd=odd)

@@ -6,7 +6,7 @@ Invariant: a record says for each group that may be at fault whether it is held,
 from dataclasses import dataclass
 from typing import Any
 
-from splash_core.policy.correctness_notes import Finding, Remedy
+from splash_core.policy.correctness_notes import ProbeFinding, Remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Treated:
 class DriftRecord:
     """One drift."""
 
-    finding: Finding
+    finding: ProbeFinding
     treated: tuple[Treated, ...]
 
     @property

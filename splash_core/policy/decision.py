@@ -12,7 +12,7 @@ from splash_core.policy.snapshot import Phase
 from splash_core.switch.manifest import SwitchMode
 
 
-class Verdict(StrEnum):
+class DecisionVerdict(StrEnum):
     """What a decision concludes."""
 
     SWITCH = "SWITCH"
@@ -91,7 +91,7 @@ class Decision:
     time_s: float
     phase: Phase
     group: str
-    verdict: Verdict
+    verdict: DecisionVerdict
     cause: Cause
     reason: str
     layout_from: Layout
@@ -111,7 +111,7 @@ class Decision:
     @property
     def switches(self) -> bool:
         """True when the group should switch to `layout_to`."""
-        return self.verdict is Verdict.SWITCH
+        return self.verdict is DecisionVerdict.SWITCH
 
     def to_json(self) -> dict[str, Any]:
         """The record in the shape of `GET /admin/decisions`."""

@@ -21,7 +21,7 @@ from splash_core.policy.snapshot import LayoutPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PricedPair:
     """One prefill group and one decode group on paper."""
 
     prefill: CostModel
@@ -61,10 +61,10 @@ class _Prompt:
 
 
 @dataclass(slots=True)
-class _Prefill:
+class _PricedPrefill:
     """The prefill group while a batch is in it."""
 
-    pair: Pair
+    pair: PricedPair
     layout: Layout
     tokens: int
     waiting: int
@@ -125,7 +125,7 @@ class _Prefill:
 
 
 def batch_time(
-    pair: Pair, layout: Layout, *, batch: int, input_tokens: int, output_tokens: int
+    pair: PricedPair, layout: Layout, *, batch: int, input_tokens: int, output_tokens: int
 ) -> BatchTime | None:
     """Time of `batch` requests that come at once; None when a request never fits the prefill group.
 
@@ -137,7 +137,7 @@ def batch_time(
         output_tokens: tokens that each generates, the first one in the prefill group.
     """
     ranks = pair.prefill.num_ranks
-    group = _Prefill(pair, layout, input_tokens, batch, used=[0] * ranks)
+    group = _PricedPrefill(pair, layout, input_tokens, batch, used=[0] * ranks)
     while group.waiting or group.running:
         group.admit()
         if not group.running:
@@ -180,7 +180,7 @@ def _fill(queue: Sequence[_Prompt], budget: int) -> list[tuple[_Prompt, int]]:
     return takes
 
 
-def _landed(pair: Pair, layout: Layout, ends: Sequence[tuple[float, int]], tokens: int) -> list[float]:
+def _landed(pair: PricedPair, layout: Layout, ends: Sequence[tuple[float, int]], tokens: int) -> list[float]:
     """When each prompt is in the decode group: its last step's pages leave then, all others have left before.
 
     A rank pushes what it holds (one copy crosses, by turns, where all ranks hold it), and no faster than its
@@ -200,7 +200,7 @@ def _landed(pair: Pair, layout: Layout, ends: Sequence[tuple[float, int]], token
     return sorted(landed)
 
 
-def _decode_seats(pair: Pair, tokens: int) -> int:
+def _decode_seats(pair: PricedPair, tokens: int) -> int:
     """Requests that the decode group holds at a time."""
     ranks = pair.decode.num_ranks
     pages, room = -(-tokens // pair.page_size), pair.decode_tokens // pair.page_size

@@ -9,7 +9,7 @@ from splash_core.cost.model import CostModel
 from splash_core.cost.step_choice import StepChoice, choose_step
 from splash_core.cost.switch import SwitchCost
 from splash_core.layout.layout import RULES, Layout
-from splash_core.policy.decision import Cause, Decision, Executor, StepShape, Verdict
+from splash_core.policy.decision import Cause, Decision, DecisionVerdict, Executor, StepShape
 from splash_core.policy.executor import Way
 from splash_core.policy.outlook import Outlook
 from splash_core.policy.snapshot import Snapshot
@@ -17,10 +17,10 @@ from splash_core.policy.state import PolicyState
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PolicyFinding:
     """A verdict, with the state that follows from it."""
 
-    verdict: Verdict
+    verdict: DecisionVerdict
     cause: Cause
     reason: str
     layout_to: Layout
@@ -37,7 +37,7 @@ class Finding:
 
 
 def record(
-    snapshot: Snapshot, model: CostModel, looks: Mapping[Layout, Outlook], finding: Finding
+    snapshot: Snapshot, model: CostModel, looks: Mapping[Layout, Outlook], finding: PolicyFinding
 ) -> Decision:
     """The record of a finding: what was seen and predicted, beside what was concluded."""
     contexts = [running.context_tokens for running in snapshot.running]
@@ -83,10 +83,10 @@ def record(
 
 
 def _steps(
-    snapshot: Snapshot, model: CostModel, looks: Mapping[Layout, Outlook], finding: Finding
+    snapshot: Snapshot, model: CostModel, looks: Mapping[Layout, Outlook], finding: PolicyFinding
 ) -> StepShape | None:
     """How the steps that follow are computed, chosen as the scheduler chooses it for each of them."""
-    layout = finding.layout_to if finding.verdict is Verdict.SWITCH else snapshot.layout
+    layout = finding.layout_to if finding.verdict is DecisionVerdict.SWITCH else snapshot.layout
     look = looks.get(layout)
     if look is None:
         return None

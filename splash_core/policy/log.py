@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import replace
 
-from splash_core.policy.decision import Decision, Verdict
+from splash_core.policy.decision import Decision, DecisionVerdict
 
 
 class DecisionLog:
@@ -32,7 +32,7 @@ class DecisionLog:
 def _repeats(last: Decision, decision: Decision) -> bool:
     return (
         last.verdict is decision.verdict
-        and decision.verdict is not Verdict.SWITCH
+        and decision.verdict is not DecisionVerdict.SWITCH
         and last.cause is decision.cause
         and last.layout_from is decision.layout_from
         and last.layout_to is decision.layout_to

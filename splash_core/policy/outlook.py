@@ -13,7 +13,7 @@ from splash_core.cost.model import CostModel, Prediction
 from splash_core.cost.step_kind import StepKind, decode_kind
 from splash_core.layout.layout import RULES, Layout
 from splash_core.policy.config import DEFAULT_HORIZON_STEPS
-from splash_core.policy.room import Demand, Room
+from splash_core.policy.room import PlacedTokens, Room
 from splash_core.policy.snapshot import Phase, RunningSequence, Snapshot
 
 _STEPS_TO_FIRST_TOKEN = 3
@@ -88,10 +88,11 @@ def _step_bound(snapshot: Snapshot, *, itl_bound_s: float | None, ttft_bound_s: 
     return min(bounds)
 
 
-def _servable(snapshot: Snapshot, rooms: Sequence[Room]) -> tuple[Demand, ...]:
+def _servable(snapshot: Snapshot, rooms: Sequence[Room]) -> tuple[PlacedTokens, ...]:
     """Waiting requests that at least one layout could hold alone; the others bind no choice."""
     demands = (
-        Demand(prompt=waiting.prompt_tokens, output=waiting.projected_output) for waiting in snapshot.waiting
+        PlacedTokens(prompt=waiting.prompt_tokens, output=waiting.projected_output)
+        for waiting in snapshot.waiting
     )
     return tuple(demand for demand in demands if any(room.could_hold(demand.tokens) for room in rooms))
 
@@ -100,7 +101,7 @@ def _decode(
     snapshot: Snapshot,
     model: CostModel,
     layout: Layout,
-    waiting: tuple[Demand, ...],
+    waiting: tuple[PlacedTokens, ...],
     horizon: int,
     bound_s: float,
 ) -> Outlook:
@@ -136,7 +137,7 @@ def _prefill(
     snapshot: Snapshot,
     model: CostModel,
     layout: Layout,
-    waiting: tuple[Demand, ...],
+    waiting: tuple[PlacedTokens, ...],
     horizon: int,
     bound_s: float,
 ) -> Outlook:
@@ -167,7 +168,7 @@ def _prefill(
 
 
 def _chunk(
-    snapshot: Snapshot, model: CostModel, layout: Layout, admitted: Sequence[Demand], bound_s: float
+    snapshot: Snapshot, model: CostModel, layout: Layout, admitted: Sequence[PlacedTokens], bound_s: float
 ) -> int:
     """The largest chunk, by halving what memory is sized for, whose steps keep the bound.
 
@@ -186,7 +187,7 @@ def _finish(
     model: CostModel,
     layout: Layout,
     running: Sequence[RunningSequence],
-    admitted: Sequence[Demand],
+    admitted: Sequence[PlacedTokens],
     chunk: int,
 ) -> Prediction:
     """The steps that finish all prompts that run and those admitted."""

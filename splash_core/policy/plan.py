@@ -18,7 +18,7 @@ from splash_core.errors import Infeasible
 from splash_core.layout.catalog import FeasibleLayout, InfeasibleLayout, Verdict, catalog_of_memory
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout
 from splash_core.layout.memory import MemoryAccount
-from splash_core.policy.regimes import Cell, Group, regime_map
+from splash_core.policy.regimes import Group, RegimeCell, regime_map
 from splash_core.policy.snapshot import LayoutPool, Phase
 from splash_core.policy.switch_table import SwitchKind, switch_table
 from splash_core.spec.hardware import GpuSpec
@@ -60,7 +60,7 @@ class PlanReport:
     reference_context: int
     """Tokens of each of the reference load's requests."""
     switches: tuple[PlannedSwitch, ...]
-    regimes: Mapping[Phase, tuple[Cell, ...]]
+    regimes: Mapping[Phase, tuple[RegimeCell, ...]]
     profile: HardwareProfile
     """What the regimes are predicted with."""
     recorded_rows: int = 0

@@ -22,7 +22,7 @@ CONTEXTS = (256, 1024, 4096, 16384, 32768, 65536, 131072, 262144, 524288)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class RegimeCell:
     """One point of the grid."""
 
     batch: int
@@ -64,14 +64,14 @@ def regime_map(
     *,
     batches: Sequence[int] = BATCHES,
     contexts: Sequence[int] = CONTEXTS,
-) -> tuple[Cell, ...]:
+) -> tuple[RegimeCell, ...]:
     """All cells, batch by batch."""
     return tuple(
         _cell(model, group, phase, batch=batch, context=context) for batch in batches for context in contexts
     )
 
 
-def _cell(model: CostModel, group: Group, phase: Phase, *, batch: int, context: int) -> Cell:
+def _cell(model: CostModel, group: Group, phase: Phase, *, batch: int, context: int) -> RegimeCell:
     output = OUTPUT_TOKENS if phase is Phase.DECODE else 0
     snapshot = Snapshot(
         time_s=0.0,
@@ -94,7 +94,7 @@ def _cell(model: CostModel, group: Group, phase: Phase, *, batch: int, context: 
     tokens = sum(_lengths(batch, context)) if phase is Phase.PREFILL else 1
     rates = {layout: tokens / look.objective_s for layout, look in looks.items()}
     best = max(rates, key=lambda layout: rates[layout], default=None)
-    return Cell(batch=batch, context=context, best=best, tokens_per_s=rates)
+    return RegimeCell(batch=batch, context=context, best=best, tokens_per_s=rates)
 
 
 def _lengths(batch: int, context: int) -> tuple[int, ...]:

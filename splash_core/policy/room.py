@@ -11,7 +11,7 @@ from splash_core.layout.layout import RULES, KvHistory, Layout
 from splash_core.policy.snapshot import RunningSequence, Snapshot
 
 
-class Demand(NamedTuple):
+class PlacedTokens(NamedTuple):
     """A request's tokens, and the owner it was placed on."""
 
     prompt: int
@@ -74,13 +74,13 @@ class Room:
             self._take(_held(running, running.projected_output), running.owner)
         return refusal
 
-    def admit(self, waiting: Sequence[Demand]) -> tuple[list[Demand], list[Demand]]:
+    def admit(self, waiting: Sequence[PlacedTokens]) -> tuple[list[PlacedTokens], list[PlacedTokens]]:
         """Place waiting requests in order until one does not fit.
 
         Returns:
             Those placed, with their owners, and the rest.
         """
-        placed: list[Demand] = []
+        placed: list[PlacedTokens] = []
         for index, demand in enumerate(waiting):
             owner = min(range(len(self.used)), key=lambda rank: self.used[rank])
             if not self._fits(demand.tokens, owner):

@@ -13,9 +13,9 @@ from splash_core.cost.model import CostModel
 from splash_core.cost.switch import SwitchCost
 from splash_core.layout.layout import Layout
 from splash_core.policy.config import PolicyConfig
-from splash_core.policy.decision import Cause, Decision, Executor, Verdict
+from splash_core.policy.decision import Cause, Decision, DecisionVerdict, Executor
 from splash_core.policy.executor import Way, best_way, ways, ways_json
-from splash_core.policy.finding import Finding, record
+from splash_core.policy.finding import PolicyFinding, record
 from splash_core.policy.outlook import Outlook, outlooks
 from splash_core.policy.snapshot import Phase, Snapshot
 from splash_core.policy.state import PolicyState
@@ -50,7 +50,7 @@ def decide(
 
 def refused(decision: Decision, reason: str) -> Decision:
     """The record of a SWITCH verdict that the planner refused; the dwell keeps it from being repeated."""
-    return replace(decision, verdict=Verdict.REJECT, cause=Cause.REFUSED, reason=reason)
+    return replace(decision, verdict=DecisionVerdict.REJECT, cause=Cause.REFUSED, reason=reason)
 
 
 def _manual(
@@ -59,7 +59,7 @@ def _manual(
     config: PolicyConfig,
     state: PolicyState,
     looks: Mapping[Layout, Outlook],
-) -> Finding | None:
+) -> PolicyFinding | None:
     """What the operator has asked for, which goes before the policy."""
     now, pinned = snapshot.time_s, state.pinned
     if pinned is not None:
@@ -73,7 +73,9 @@ def _manual(
             return _hold(Cause.PINNED, f"pinned to {pinned}; next attempt in {wait:.1f} s", pinned, state)
         why = _unreachable(snapshot, looks, pinned)
         if why:
-            return Finding(Verdict.REJECT, Cause.INFEASIBLE, f"pinned to {pinned}: {why}", pinned, state, {})
+            return PolicyFinding(
+                DecisionVerdict.REJECT, Cause.INFEASIBLE, f"pinned to {pinned}: {why}", pinned, state, {}
+            )
         after = replace(state.with_switch(now, exposed_s=0.0), pin_tried_s=now)
         return _pinned(snapshot, model, config, looks, pinned, after)
     if snapshot.switch_pending:
@@ -85,7 +87,7 @@ def _manual(
     return None
 
 
-def _blocked(snapshot: Snapshot, config: PolicyConfig, state: PolicyState) -> Finding | None:
+def _blocked(snapshot: Snapshot, config: PolicyConfig, state: PolicyState) -> PolicyFinding | None:
     """Why nothing can be concluded: inputs missing or too old, or nothing to do."""
     reset = state.with_candidate(None)
     if not snapshot.pools:
@@ -107,7 +109,7 @@ def _weigh(
     config: PolicyConfig,
     state: PolicyState,
     looks: Mapping[Layout, Outlook],
-) -> Finding:
+) -> PolicyFinding:
     """Compare the present layout with the best other one."""
     here = looks.get(snapshot.layout)
     allowed = [looks[layout] for layout in config.allowed if layout in looks]
@@ -118,8 +120,13 @@ def _weigh(
         barred = _best([look for look in allowed if look.refusal and not look.present])
         if barred is not None and _lead(own, barred) > config.margin:
             lead = {"lead": _lead(own, barred)}
-            return Finding(
-                Verdict.REJECT, Cause.NO_ROOM, barred.refusal, barred.layout, state.with_candidate(None), lead
+            return PolicyFinding(
+                DecisionVerdict.REJECT,
+                Cause.NO_ROOM,
+                barred.refusal,
+                barred.layout,
+                state.with_candidate(None),
+                lead,
             )
         return _no_lead(snapshot, config, state, own, best)
     return _worth(snapshot, model, config, state.with_candidate(best.layout), looks, own, best)
@@ -133,7 +140,7 @@ def _worth(
     looks: Mapping[Layout, Outlook],
     own: float,
     best: Outlook,
-) -> Finding:
+) -> PolicyFinding:
     """`best` leads by the margin: is this the time, and does the gain pay for the switch in some way?"""
     now, lead = snapshot.time_s, _lead(own, best)
     offered = _ways(snapshot, model, looks, best, config, own)
@@ -151,9 +158,11 @@ def _worth(
     }
     summary = f"{best.layout} leads {snapshot.layout} by {lead:.1%}"
 
-    def hold(cause: Cause, reason: str) -> Finding:
+    def hold(cause: Cause, reason: str) -> PolicyFinding:
         words = f"{summary}; {reason}"
-        return Finding(Verdict.HOLD, cause, words, best.layout, state, extra, way, Executor.WAIT)
+        return PolicyFinding(
+            DecisionVerdict.HOLD, cause, words, best.layout, state, extra, way, Executor.WAIT
+        )
 
     if state.streak < config.confirm:
         return hold(Cause.CONFIRMING, f"seen {state.streak} of {config.confirm} times")
@@ -173,7 +182,9 @@ def _worth(
     if config.shadow:
         return replace(hold(Cause.SHADOW, "shadow mode: would switch"), state=after)
     reason = f"{summary}; gain {way.gain_s * 1e3:.1f} ms over {best.remaining_steps} steps, {way.mode}"
-    return Finding(Verdict.SWITCH, Cause.LEAD, reason, best.layout, after, extra, way, way.executor)
+    return PolicyFinding(
+        DecisionVerdict.SWITCH, Cause.LEAD, reason, best.layout, after, extra, way, way.executor
+    )
 
 
 def _best(looks: list[Outlook]) -> Outlook | None:
@@ -233,13 +244,15 @@ def _pinned(
     looks: Mapping[Layout, Outlook],
     pinned: Layout,
     after: PolicyState,
-) -> Finding:
+) -> PolicyFinding:
     """A pin asks for no gain, only for the way that disturbs least."""
     offered = _ways(snapshot, model, looks, looks[pinned], config, own=looks[pinned].objective_s)
     possible = [way for way in offered if not way.refusal]
     way = _chosen(snapshot, looks, looks[pinned], config, possible)
     extra, reason = {"executors": ways_json(offered)}, f"pinned to {pinned}"
-    return Finding(Verdict.SWITCH, Cause.PINNED, reason, pinned, after, extra, way, way.executor)
+    return PolicyFinding(
+        DecisionVerdict.SWITCH, Cause.PINNED, reason, pinned, after, extra, way, way.executor
+    )
 
 
 def _handoffs(snapshot: Snapshot, cost: SwitchCost) -> str:
@@ -258,13 +271,13 @@ def _unreachable(snapshot: Snapshot, looks: Mapping[Layout, Outlook], layout: La
     return pool.reason if pool is not None and pool.reason else f"{layout} is not feasible on this group"
 
 
-def _hold(cause: Cause, reason: str, layout: Layout, state: PolicyState) -> Finding:
-    return Finding(Verdict.HOLD, cause, reason, layout, state, {})
+def _hold(cause: Cause, reason: str, layout: Layout, state: PolicyState) -> PolicyFinding:
+    return PolicyFinding(DecisionVerdict.HOLD, cause, reason, layout, state, {})
 
 
 def _no_lead(
     snapshot: Snapshot, config: PolicyConfig, state: PolicyState, own: float, best: Outlook | None
-) -> Finding:
+) -> PolicyFinding:
     if best is None or best.present:
         reason = f"{snapshot.layout} is the best that fits"
     else:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from splash_core.pb import common_pb2
-from splash_core.transport.counters import Count, Sample
+from splash_core.transport.counters import TrafficCount, TrafficSample
 
 
-def samples_to_pb(samples: Iterable[Sample]) -> list[common_pb2.TrafficSample]:
+def samples_to_pb(samples: Iterable[TrafficSample]) -> list[common_pb2.TrafficSample]:
     """For a report."""
     return [
         common_pb2.TrafficSample(
@@ -16,8 +16,9 @@ def samples_to_pb(samples: Iterable[Sample]) -> list[common_pb2.TrafficSample]:
     ]
 
 
-def samples_from_pb(messages: Iterable[common_pb2.TrafficSample]) -> tuple[Sample, ...]:
+def samples_from_pb(messages: Iterable[common_pb2.TrafficSample]) -> tuple[TrafficSample, ...]:
     """Of a report; raises `ValueError` for a count that this version does not know."""
     return tuple(
-        Sample(Count(message.name), message.traffic, message.peer, message.value) for message in messages
+        TrafficSample(TrafficCount(message.name), message.traffic, message.peer, message.value)
+        for message in messages
     )

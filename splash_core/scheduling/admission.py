@@ -16,7 +16,7 @@ from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class PageLoad:
     """Pages per rank, `[T]` each."""
 
     charged: list[int]
@@ -57,11 +57,11 @@ class Admission:
         self._config = config
         self._turn = 0
 
-    def load(self) -> Load:
+    def load(self) -> PageLoad:
         """Charges of everything that holds pages."""
         residency = self._residency
         size = residency.num_ranks
-        load = Load(charged=[0] * size, due=[0] * size, owned=[0] * size)
+        load = PageLoad(charged=[0] * size, due=[0] * size, owned=[0] * size)
         for page in (*self.quarantine, *self._pushes.left_over):
             for rank in residency.ranks(page):
                 load.charged[rank] += 1
@@ -110,7 +110,7 @@ class Admission:
             owners=placement.owners, mode=KvMode.STRIPED, rotation=rotation % len(placement.owners)
         )
 
-    def _fits(self, sequence: Sequence, owner: RankId, load: Load) -> bool:
+    def _fits(self, sequence: Sequence, owner: RankId, load: PageLoad) -> bool:
         residency = self._residency
         size = residency.num_ranks
         placement = self._present.rule.placement(num_ranks=size, owner=owner, rotation=sequence.rotation)
@@ -135,7 +135,7 @@ class Admission:
         """Tokens to find room for at once: those there are, and the next one where there will be one."""
         return min(sequence.length + 1, sequence.held_tokens)
 
-    def _charge(self, sequence: Sequence, load: Load) -> None:
+    def _charge(self, sequence: Sequence, load: PageLoad) -> None:
         residency = self._residency
         size = residency.num_ranks
         if sequence.state is SeqState.HANDOFF:

@@ -16,7 +16,7 @@ from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.intake import Intake
 from splash_core.scheduling.limits import max_request_tokens
-from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.mirror import MirrorBook
 from splash_core.scheduling.plan_writer import PlanWriter
 from splash_core.scheduling.pushes import PushBook
 from splash_core.scheduling.residency import Residency
@@ -65,7 +65,7 @@ def assemble(
     limit = max_request_tokens(spec, arena, config)
     present = Present(layout=layout)
     roster = Roster()
-    mirrors = Mirrors(arena.num_ranks)
+    mirrors = MirrorBook(arena.num_ranks)
     residency = Residency(table=PageTable(arena), roster=roster, mirrors=mirrors, present=present)
     pushes = PushBook(table=residency.table, roster=roster, clock=clock)
     admission = Admission(roster=roster, residency=residency, present=present, pushes=pushes, config=config)

@@ -20,7 +20,7 @@ from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SequenceRows:
     """Rows of one sequence in the next step, from its first token without KV."""
 
     sequence: Sequence
@@ -47,14 +47,14 @@ class _Round:
     """Of each lane in the first round."""
     used: dict[Lane, int] = field(default_factory=dict[Lane, int])
 
-    def take(self, sequence: Sequence, lane: Lane, cover: Cover, chosen: dict[SeqId, Rows]) -> None:
+    def take(self, sequence: Sequence, lane: Lane, cover: Cover, chosen: dict[SeqId, SequenceRows]) -> None:
         """The first round: what is left of the lane's part."""
         limit = min(self.part - self.used.get(lane, 0), self.budget)
         count = _take(sequence, limit, cover, chosen) if limit > 0 else 0
         self.used[lane] = self.used.get(lane, 0) + count
         self.budget -= count
 
-    def top_up(self, sequence: Sequence, cover: Cover, chosen: dict[SeqId, Rows]) -> None:
+    def top_up(self, sequence: Sequence, cover: Cover, chosen: dict[SeqId, SequenceRows]) -> None:
         """The second round: what no lane could use."""
         before = chosen[sequence.seq].count if sequence.seq in chosen else 0
         if self.budget <= 0 or sequence.remaining <= before:
@@ -80,20 +80,20 @@ class Batcher:
         self._budget = budget
         self._config = config
 
-    def fill(self) -> tuple[Rows, ...]:
+    def fill(self) -> tuple[SequenceRows, ...]:
         """The rows of the next step, when none is under way; their pages are allocated. May preempt."""
         return self._fill(self._secure)
 
-    def fill_ahead(self) -> tuple[Rows, ...] | None:
+    def fill_ahead(self) -> tuple[SequenceRows, ...] | None:
         """The rows of the next step beside one that is under way; None: they must wait for its end."""
         try:
             return self._fill(self._find_free)
         except _PagesLack:
             return None
 
-    def _fill(self, cover: Cover) -> tuple[Rows, ...]:
+    def _fill(self, cover: Cover) -> tuple[SequenceRows, ...]:
         running = self._roster.going_on(SeqState.RUNNING)
-        chosen: dict[SeqId, Rows] = {}
+        chosen: dict[SeqId, SequenceRows] = {}
         for sequence in running:
             if sequence.decoding:
                 _take(sequence, 1, cover, chosen)
@@ -131,7 +131,7 @@ class Batcher:
             raise _PagesLack
         return covered
 
-    def _admit(self, round_: _Round, cover: Cover, chosen: dict[SeqId, Rows]) -> list[Sequence]:
+    def _admit(self, round_: _Round, cover: Cover, chosen: dict[SeqId, SequenceRows]) -> list[Sequence]:
         """Start waiting sequences while the round has rows for them; returns them."""
         room = self._config.max_running - len(self._roster.active())
         waiting = self._roster.going_on(SeqState.WAITING)
@@ -151,12 +151,12 @@ class Batcher:
         return admitted
 
 
-def _take(sequence: Sequence, limit: int, cover: Cover, chosen: dict[SeqId, Rows]) -> int:
+def _take(sequence: Sequence, limit: int, cover: Cover, chosen: dict[SeqId, SequenceRows]) -> int:
     """Give a running sequence up to `limit` rows, as far as it gets pages."""
     if sequence.state is not SeqState.RUNNING:
         return 0
     count = cover(sequence, sequence.cached + min(sequence.remaining, limit)) - sequence.cached
     if count <= 0:
         return 0
-    chosen[sequence.seq] = Rows(sequence, count)
+    chosen[sequence.seq] = SequenceRows(sequence, count)
     return count

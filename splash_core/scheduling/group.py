@@ -18,7 +18,7 @@ from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.assembly import assemble
 from splash_core.scheduling.attention_choice import AttentionChooser, FewestNumbers
 from splash_core.scheduling.audit import GroupAuditData, check_integrity
-from splash_core.scheduling.batching import Rows
+from splash_core.scheduling.batching import SequenceRows
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import Event, SwitchDeferred, SwitchedEvent
 from splash_core.scheduling.leases import Completion, Grant
@@ -199,7 +199,7 @@ class GroupScheduler:
         self._under_way.send(SentStep(plan, rows, layout, epoch, boundary.ahead))
         return plan
 
-    def _boundary(self) -> tuple[Boundary, tuple[Rows, ...]]:
+    def _boundary(self) -> tuple[Boundary, tuple[SequenceRows, ...]]:
         boundary = self._parts.switcher.at_boundary()
         if boundary.refused is not None:
             self._events.append(boundary.refused)
@@ -208,7 +208,7 @@ class GroupScheduler:
             boundary = self._parts.switcher.make_way()
         return boundary, rows
 
-    def _boundary_ahead(self) -> tuple[Boundary, tuple[Rows, ...]] | None:
+    def _boundary_ahead(self) -> tuple[Boundary, tuple[SequenceRows, ...]] | None:
         """A boundary beside a step under way, at which only rows may be chosen; None: wait for the step."""
         switcher = self._parts.switcher
         if switcher.waits_for_steps:

@@ -27,7 +27,7 @@ class MirrorDelta:
     taken: tuple[TakenRows, ...] = ()
 
 
-class Mirrors:
+class MirrorBook:
     """The mirrors of all ranks as of the last plan.
 
     Args:

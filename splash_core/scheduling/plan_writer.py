@@ -2,9 +2,9 @@
 
 from splash_core.ids import StepId
 from splash_core.scheduling.attention_choice import AttentionChooser, ChunkShape
-from splash_core.scheduling.batching import Rows
+from splash_core.scheduling.batching import SequenceRows
 from splash_core.scheduling.holding import Present
-from splash_core.scheduling.mirror import MirrorDelta, Mirrors
+from splash_core.scheduling.mirror import MirrorBook, MirrorDelta
 from splash_core.scheduling.precopy import AheadStep
 from splash_core.scheduling.residency import Residency
 from splash_core.scheduling.sequence import Roster, Sequence
@@ -20,7 +20,7 @@ class PlanWriter:
         *,
         chooser: AttentionChooser,
         roster: Roster,
-        mirrors: Mirrors,
+        mirrors: MirrorBook,
         residency: Residency,
         present: Present,
     ) -> None:
@@ -33,7 +33,12 @@ class PlanWriter:
         self._present = present
 
     def write(
-        self, rows: tuple[Rows, ...], boundary: Boundary, ahead: AheadStep | None, *, switch_near: bool
+        self,
+        rows: tuple[SequenceRows, ...],
+        boundary: Boundary,
+        ahead: AheadStep | None,
+        *,
+        switch_near: bool,
     ) -> StepPlan:
         """The plan of the next step."""
         for update in () if ahead is None else ahead.rows:
@@ -72,7 +77,7 @@ class PlanWriter:
             others.pop(sequence.seq, None)
         return self._mirrors.moved([*running, *others.values()], rows_of, boundary.ahead.taken)
 
-    def _sequence_step(self, entry: Rows) -> SequenceStep:
+    def _sequence_step(self, entry: SequenceRows) -> SequenceStep:
         sequence, start = entry.sequence, entry.sequence.cached
         end = start + entry.count
         # One step is under way at most, so a token that is not known yet is the one that it draws.

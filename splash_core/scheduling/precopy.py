@@ -14,7 +14,7 @@ from splash_core.layout.layout import Layout, Matrices
 from splash_core.layout.ownership import NO_SLOT
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
-from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.mirror import MirrorBook
 from splash_core.scheduling.owners import OwnerAssignment
 from splash_core.scheduling.precopy_course import HeldPage, PrecopyCourse, PrecopyUnits
 from splash_core.scheduling.precopy_pace import PrecopyPace
@@ -54,7 +54,7 @@ class Precopy(PrecopyCourse[Sequence]):
         roster: Roster,
         residency: Residency,
         present: Present,
-        mirrors: Mirrors,
+        mirrors: MirrorBook,
         owners: OwnerAssignment,
         config: SchedulerConfig,
         pace: PrecopyPace,

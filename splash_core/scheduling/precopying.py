@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.holding import Present
-from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.mirror import MirrorBook
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopy import AheadStep, Precopy
 from splash_core.scheduling.precopy_pace import LinkView, PrecopyPace, left_by_handoffs
@@ -47,7 +47,7 @@ class CopyingAhead:
         roster: Roster,
         residency: Residency,
         present: Present,
-        mirrors: Mirrors,
+        mirrors: MirrorBook,
         owners: OwnerAssignment,
         config: SchedulerConfig,
     ) -> None:

@@ -62,7 +62,7 @@ class _Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Push:
+class _OpenPush:
     owner: RequestId
     lease: str
     pages: tuple[PageId, ...]
@@ -81,7 +81,7 @@ class PushBook:
         self._progress: dict[SeqId, _Progress] = {}
         self._moved = DONE
         """The last step that moves pages."""
-        self._open: dict[int, _Push] = {}
+        self._open: dict[int, _OpenPush] = {}
         self._count = 0
 
     def planned(self, plan: StepPlan) -> None:
@@ -126,7 +126,7 @@ class PushBook:
         for page in pages:
             self._table.pin(page)
         self._count += 1
-        self._open[self._count] = _Push(sequence.request_id, lease, pages, self._clock())
+        self._open[self._count] = _OpenPush(sequence.request_id, lease, pages, self._clock())
         step = max(self._progress[seq].step, self._moved)
         copies = tuple(self._table.copies(page) for page in pages)
         return self._count, PushedPages(first_index=first, copies=copies, step=step)

@@ -8,14 +8,14 @@ from splash_core.layout.capacity import Capacity
 from splash_core.layout.layout import ORDINARY_ONLY, RULES, Layout, Matrices
 from splash_core.layout.ownership import PageTable
 from splash_core.scheduling.holding import Holding, Present, spread
-from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.mirror import MirrorBook
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
 
 
 class Residency(Holding):
     """Gives pages of a table to sequences and takes them away."""
 
-    def __init__(self, *, table: PageTable, roster: Roster, mirrors: Mirrors, present: Present) -> None:
+    def __init__(self, *, table: PageTable, roster: Roster, mirrors: MirrorBook, present: Present) -> None:
         super().__init__(
             roster=roster, present=present, num_ranks=table.num_ranks, page_size=table.arena.page_size
         )

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import SeqId, StepId
-from splash_core.scheduling.batching import Rows
+from splash_core.scheduling.batching import SequenceRows
 from splash_core.scheduling.events import Event, FinishedEvent, FinishReason
 from splash_core.scheduling.intake import Intake
 from splash_core.scheduling.outputs import accept_token, length_reached, prefilled, record_scores
@@ -27,7 +27,13 @@ class Retirement:
         self._rules = RULES_OF_ROLE[role]
 
     def retire(
-        self, plan: StepPlan, rows: Seq[Rows], results: Seq[StepResult], *, num_ranks: int, last: StepId
+        self,
+        plan: StepPlan,
+        rows: Seq[SequenceRows],
+        results: Seq[StepResult],
+        *,
+        num_ranks: int,
+        last: StepId,
     ) -> list[Event]:
         """Apply all ranks' results of a step.
 

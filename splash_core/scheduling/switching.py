@@ -12,7 +12,7 @@ from splash_core.layout.layout import RULES, KvHistory, Layout, Matrices
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.events import SwitchDeferred, SwitchedEvent, SwitchRefusedEvent
 from splash_core.scheduling.holding import Present
-from splash_core.scheduling.mirror import Mirrors
+from splash_core.scheduling.mirror import MirrorBook
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.precopying import AheadRecord, CopyingAhead
 from splash_core.scheduling.pushes import PushBook
@@ -59,7 +59,7 @@ class Switcher:
         roster: Roster,
         residency: Residency,
         present: Present,
-        mirrors: Mirrors,
+        mirrors: MirrorBook,
         pushes: PushBook,
         config: SchedulerConfig,
     ) -> None:

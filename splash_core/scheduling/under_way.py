@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, SeqId, StepId
 from splash_core.layout.layout import Layout
-from splash_core.scheduling.batching import Rows
+from splash_core.scheduling.batching import SequenceRows
 from splash_core.scheduling.events import SwitchedEvent
 from splash_core.scheduling.precopying import AheadRecord
 from splash_core.scheduling.sequence import Roster, SeqState
@@ -26,7 +26,7 @@ class SentStep:
     """One step under way."""
 
     plan: StepPlan
-    rows: tuple[Rows, ...]
+    rows: tuple[SequenceRows, ...]
     layout_before: Layout
     epoch_before: Epoch
     ahead: AheadRecord

@@ -10,7 +10,7 @@ MOST_S = 2.0**33
 """272 years. Up to here a float tells microseconds apart; beyond it steps begin to take no time at all."""
 
 
-class Order(IntEnum):
+class EventOrder(IntEnum):
     """Among events of one moment, which goes first: steps end after whatever came meanwhile."""
 
     ARRIVAL = 0
@@ -24,10 +24,10 @@ class Agenda:
     def __init__(self) -> None:
         self.now = 0.0
         """Seconds."""
-        self._entries: list[tuple[float, Order, int, Callable[[], None]]] = []
+        self._entries: list[tuple[float, EventOrder, int, Callable[[], None]]] = []
         self._count = 0
 
-    def at(self, when: float, order: Order, action: Callable[[], None]) -> None:
+    def at(self, when: float, order: EventOrder, action: Callable[[], None]) -> None:
         """Do something at a time that has not passed.
 
         Raises:

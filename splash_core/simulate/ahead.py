@@ -20,7 +20,7 @@ from splash_core.scheduling.owners import OwnerAssignment
 from splash_core.scheduling.precopy_course import HeldPage, PrecopyCourse, PrecopyUnits
 from splash_core.scheduling.precopy_pace import PrecopyPace
 from splash_core.scheduling.sequence import Roster, Sequence
-from splash_core.simulate.counts import CountedSequence, Counts
+from splash_core.simulate.counts import CountedHolding, CountedSequence
 from splash_core.switch.precopy import PageCopies
 
 _ANY_SLOT = SlotId(0)
@@ -48,14 +48,14 @@ class Units(PrecopyUnits):
 
 
 class CountedAhead(PrecopyCourse[CountedSequence]):
-    """Its copies are in `Counts.ahead`."""
+    """Its copies are in `CountedHolding.ahead`."""
 
     def __init__(
         self,
         layout: Layout,
         *,
         roster: Roster,
-        counts: Counts,
+        counts: CountedHolding,
         present: Present,
         owners: OwnerAssignment,
         pace: PrecopyPace,

@@ -14,7 +14,7 @@ from splash_core.dispatch.placement import NoRoom, choose_decode, choose_prefill
 from splash_core.errors import InvariantBroken
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.roles import Role
-from splash_core.simulate.agenda import Agenda, Order
+from splash_core.simulate.agenda import Agenda, EventOrder
 from splash_core.simulate.cores import Cores
 from splash_core.simulate.counted import CountedMachine
 from splash_core.simulate.fleet import Fleet
@@ -124,7 +124,7 @@ class Cluster:
     # ------------------------------------------------------------------------------- the router
 
     def _expect(self, request: Request, when: float) -> None:
-        self._agenda.at(when, Order.ARRIVAL, lambda: self._arrive(request))
+        self._agenda.at(when, EventOrder.ARRIVAL, lambda: self._arrive(request))
 
     def _arrive(self, request: Request) -> None:
         demand = project(
@@ -213,7 +213,7 @@ class Cluster:
             return
         size = self._pricing.prompt_bytes(entry.request.prompt_tokens)
         entry.decode.inbound_bytes += size
-        self._agenda.at(pushed_s, Order.LANDING, lambda: self._landed(entry, size))
+        self._agenda.at(pushed_s, EventOrder.LANDING, lambda: self._landed(entry, size))
 
     def _landed(self, entry: _Open, size: int) -> None:
         assert entry.prefill is not None
@@ -235,7 +235,7 @@ class Cluster:
         self._follow(key)
         if self._waiting:
             # After all that this step ends.
-            self._agenda.at(self._agenda.now, Order.ARRIVAL, self._place)
+            self._agenda.at(self._agenda.now, EventOrder.ARRIVAL, self._place)
 
     def _follow(self, key: int) -> None:
         for request in self._next_turns.pop(key, ()):

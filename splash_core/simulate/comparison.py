@@ -88,7 +88,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class WorkloadComparison:
     """All runs of one workload."""
 
     workload: str
@@ -145,7 +145,7 @@ def compare(
     *,
     objectives: Objectives | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Comparison:
+) -> WorkloadComparison:
     """Run a workload in every way.
 
     Args:
@@ -165,7 +165,7 @@ def compare(
     fixed = {layout: run(layout.value, fixed_course(layout), workload) for layout in fleet.capacities}
     free = run("oracle", oracle_course(fleet, policies), workload.foreseen())
     oracle = min((policy, free, *fixed.values()), key=lambda summary: summary.makespan_s)
-    return Comparison(
+    return WorkloadComparison(
         workload=workload.name,
         fleet=fleet,
         objectives=objectives,

@@ -19,9 +19,9 @@ from splash_core.scheduling.load_views import LoadViews
 from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.roles import RULES_OF_ROLE
 from splash_core.scheduling.sequence import Roster, SeqState
-from splash_core.simulate.counts import CountedSequence, Counts, new_sequence
+from splash_core.simulate.counts import CountedHolding, CountedSequence, new_sequence
 from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised
+from splash_core.simulate.machine import BatchRow, Ended, Promised, StepRun
 from splash_core.simulate.placing import Placing
 from splash_core.simulate.switcher import CountedSwitcher
 from splash_core.simulate.workload import Request
@@ -43,7 +43,7 @@ class CountedMachine:
         self._rules = RULES_OF_ROLE[config.role]
         self._roster = Roster()
         self._present = Present(layout=layout)
-        self._counts = Counts(roster=self._roster, present=self._present, capacities=fleet.capacities)
+        self._counts = CountedHolding(roster=self._roster, present=self._present, capacities=fleet.capacities)
         roster, counts, present = self._roster, self._counts, self._present
         self._placing = Placing(roster=roster, counts=counts, present=present)
         self._switcher = CountedSwitcher(
@@ -144,7 +144,7 @@ class CountedMachine:
         """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
         self._budget.limit(rows)
 
-    def begin(self, most: int) -> Batch | None:
+    def begin(self, most: int) -> StepRun | None:
         """The next step, or up to `most` of one shape; None when there is nothing to run."""
         waiting = self._roster.within(SeqState.WAITING)
         rest = self._switcher.at_boundary()
@@ -174,9 +174,9 @@ class CountedMachine:
                 self._samples.append(sequence)
         steady = steady and not moves and not self._switcher.copying
         if not steady or len(rows) < len(self._roster.within(SeqState.RUNNING)):
-            return Batch(tuple(rows), 1, moves, relocated, ahead, rest)
+            return StepRun(tuple(rows), 1, moves, relocated, ahead, rest)
         ends = min(sequence.output - sequence.num_generated for sequence in self._samples)
-        return Batch(tuple(rows), 1 + self.fitting(min(most, ends, self._same_reach()) - 1), moves)
+        return StepRun(tuple(rows), 1 + self.fitting(min(most, ends, self._same_reach()) - 1), moves)
 
     def advance(self, steps: int) -> None:
         """So many more of the steps under way have ended; the one after them is under way."""

@@ -91,7 +91,7 @@ def new_sequence(request: Request, *, seq: SeqId, rules: RoleRules, num_ranks: i
     )
 
 
-class Counts(Holding):
+class CountedHolding(Holding):
     """Free pages of each rank, and who holds the others."""
 
     def __init__(self, *, roster: Roster, present: Present, capacities: Mapping[Layout, Capacity]) -> None:

@@ -45,7 +45,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StepRun:
     """A step that begins, and for how many steps more its shape may stay."""
 
     rows: tuple[BatchRow, ...]
@@ -125,7 +125,7 @@ class Machine(Protocol):
         """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
         ...
 
-    def begin(self, most: int) -> Batch | None:
+    def begin(self, most: int) -> StepRun | None:
         """The next step, or up to `most` of one shape; None when there is nothing to run."""
         ...
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from splash_core.layout.layout import Layout
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.ledger import Ledger, Switched
-from splash_core.simulate.machine import Batch
+from splash_core.simulate.machine import StepRun
 from splash_core.simulate.pricing import Pricing
 from splash_core.switch.manifest import SwitchMode
 
@@ -62,7 +62,7 @@ class Moves:
         """
         self._asked = _Asked(layout_from, owner_tokens, mode, free)
 
-    def longer(self, batch: Batch, layout: Layout, *, now: float, step_s: float) -> Longer:
+    def longer(self, batch: StepRun, layout: Layout, *, now: float, step_s: float) -> Longer:
         """By what a step's moves make it longer.
 
         Args:
@@ -85,7 +85,7 @@ class Moves:
             longer_s += slower_s
         return Longer(longer_s)
 
-    def _switch(self, asked: _Asked, batch: Batch, layout: Layout, now: float, step_s: float) -> Longer:
+    def _switch(self, asked: _Asked, batch: StepRun, layout: Layout, now: float, step_s: float) -> Longer:
         mode, exposed_s, longer = SwitchMode.OVERLAPPED, 0.0, Longer()
         if not asked.free:
             mode = mode if batch.rest is None else batch.rest.mode

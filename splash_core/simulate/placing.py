@@ -12,7 +12,7 @@ from splash_core.layout.layout import RULES, KvHistory, Layout
 from splash_core.scheduling.holding import Present
 from splash_core.scheduling.owners import NO_OWNERS, OwnerAssignment, Owners
 from splash_core.scheduling.sequence import Roster, SeqState, Sequence
-from splash_core.simulate.counts import CountedSequence, Counts
+from splash_core.simulate.counts import CountedHolding, CountedSequence
 
 _NOTHING_MADE: Mapping[SeqId, Seq[int]] = MappingProxyType({})
 
@@ -20,7 +20,7 @@ _NOTHING_MADE: Mapping[SeqId, Seq[int]] = MappingProxyType({})
 class Placing:
     """Moves pages of one group."""
 
-    def __init__(self, *, roster: Roster, counts: Counts, present: Present) -> None:
+    def __init__(self, *, roster: Roster, counts: CountedHolding, present: Present) -> None:
         self.owners = OwnerAssignment(roster=roster, residency=counts, present=present)
         self._roster = roster
         self._counts = counts

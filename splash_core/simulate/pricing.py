@@ -9,7 +9,7 @@ from splash_core.cost.precopy import copying_s, rest_cost
 from splash_core.cost.step_kind import StepKind, decode_kind
 from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_bytes, switch_cost
 from splash_core.layout.layout import RULES, Layout
-from splash_core.simulate.machine import Batch, BatchRow
+from splash_core.simulate.machine import BatchRow, StepRun
 from splash_core.switch.manifest import SwitchMode
 
 _NO_LIMIT = 1 << 62
@@ -58,7 +58,7 @@ class Pricing:
     recorded_rows: int = 0
     """As in the snapshots of the group that is priced."""
 
-    def step_s(self, batch: Batch, layout: Layout) -> float:
+    def step_s(self, batch: StepRun, layout: Layout) -> float:
         """Time of the batch's first step."""
         if batch.decodes:
             return self.decode_s(self.decode_loads(batch).at(0), layout)
@@ -66,7 +66,7 @@ class Pricing:
         load = Load.of(rows, num_ranks=self.model.num_ranks, top_k=self.model.top_k)
         return self.model.predict(RULES[layout], load, kind=StepKind.PROMPTS).step_s
 
-    def decode_loads(self, batch: Batch) -> DecodeLoads:
+    def decode_loads(self, batch: StepRun) -> DecodeLoads:
         """Loads of the batch's rows, which all are decode rows."""
         return DecodeLoads(batch.rows, num_ranks=self.model.num_ranks, top_k=self.model.top_k)
 
@@ -75,7 +75,7 @@ class Pricing:
         kind = decode_kind(RULES[layout], load, recorded_rows=self.recorded_rows)
         return self.model.predict(RULES[layout], load, kind=kind).step_s
 
-    def kind(self, batch: Batch, layout: Layout) -> StepKind:
+    def kind(self, batch: StepRun, layout: Layout) -> StepKind:
         """How a batch's first step runs."""
         if not batch.decodes:
             return StepKind.PROMPTS
@@ -86,7 +86,7 @@ class Pricing:
         self,
         layout_from: Layout,
         layout_to: Layout,
-        batch: Batch,
+        batch: StepRun,
         *,
         owner_tokens: Sequence[int],
         step_s: float,
@@ -100,7 +100,7 @@ class Pricing:
         moved = switch_bytes(self.model.spec, self.model.precision, *rules, owner_tokens=owner_tokens)
         return self._cost(moved, self.kind(batch, layout_to), step_s)
 
-    def relocation_s(self, batch: Batch, layout: Layout, page_size: int, *, step_s: float) -> float:
+    def relocation_s(self, batch: StepRun, layout: Layout, page_size: int, *, step_s: float) -> float:
         """By what landed prompts that are brought to their places make a step longer."""
         spec, precision = self.model.spec, self.model.precision
         row = precision.kv_token_bytes(spec) / spec.num_mla_layers

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from splash_core.layout.layout import Layout
 from splash_core.simulate.ledger import Ledger
-from splash_core.simulate.machine import Batch
+from splash_core.simulate.machine import StepRun
 from splash_core.simulate.strides import Stride
 
 
@@ -12,7 +12,7 @@ from splash_core.simulate.strides import Stride
 class Run:
     """Steps of one shape."""
 
-    batch: Batch
+    batch: StepRun
     layout: Layout
     stride: Stride
     total: int

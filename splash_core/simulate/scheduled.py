@@ -20,7 +20,7 @@ from splash_core.scheduling.step import SampledToken, SequenceStep, StepPlan, St
 from splash_core.scheduling.written import Written
 from splash_core.simulate.ahead import Units
 from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.machine import Batch, BatchRow, Ended, Promised, Rest
+from splash_core.simulate.machine import BatchRow, Ended, Promised, Rest, StepRun
 from splash_core.simulate.workload import Request
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Refusal, SwitchManifest, SwitchMode
@@ -136,7 +136,7 @@ class ScheduledMachine:
         """Take at most so many rows while prompts are computed, from the next step on; None: the most."""
         self._scheduler.limit_chunk(rows)
 
-    def begin(self, most: int) -> Batch | None:
+    def begin(self, most: int) -> StepRun | None:
         """The next step; None when there is nothing to run."""
         del most
         plan = self._plan = self._scheduler.next_plan()
@@ -151,7 +151,7 @@ class ScheduledMachine:
         elif manifest is not None and self._asked is SwitchMode.PRECOPIED:
             rest = self._rest(manifest, plan.mode)
         rows = tuple(map(self._row, plan.sequences))
-        return Batch(rows, 1, manifest is not None, relocated, self._ahead_bytes(plan), rest)
+        return StepRun(rows, 1, manifest is not None, relocated, self._ahead_bytes(plan), rest)
 
     def advance(self, steps: int) -> None:
         """Steps are single here."""

@@ -12,9 +12,9 @@ from splash_core.layout.layout import Layout
 from splash_core.policy.snapshot import Snapshot, WaitingSequence
 from splash_core.scheduling.precopy_pace import LinkView
 from splash_core.scheduling.roles import Role
-from splash_core.simulate.agenda import Order
+from splash_core.simulate.agenda import EventOrder
 from splash_core.simulate.cores import CoreClock
-from splash_core.simulate.machine import Batch, Machine
+from splash_core.simulate.machine import Machine, StepRun
 from splash_core.simulate.moves import Moves
 from splash_core.simulate.pilots import Pilot
 from splash_core.simulate.pricing import Pricing
@@ -143,7 +143,7 @@ class Station:
         self._turn += 1
         self._booked = True
         turn = self._turn
-        self._agenda.at(when, Order.BOUNDARY, lambda: self._boundary(turn))
+        self._agenda.at(when, EventOrder.BOUNDARY, lambda: self._boundary(turn))
 
     def _boundary(self, turn: int) -> None:
         if turn != self._turn:
@@ -160,7 +160,7 @@ class Station:
         if batch is not None:
             self._begin(batch)
 
-    def _begin(self, batch: Batch) -> None:
+    def _begin(self, batch: StepRun) -> None:
         now, layout = self._agenda.now, self.machine.layout
         self._clock.begin(now)
         step_s = self._pricing.step_s(batch, layout)
@@ -255,7 +255,7 @@ class Station:
         per_rank = self._fleet.handoff_bps or self._fleet.model.profile.link_bps
         return per_rank * self._fleet.capacities[self.machine.layout].num_owners
 
-    def _push(self, batch: Batch) -> None:
+    def _push(self, batch: StepRun) -> None:
         """What a step has computed leaves at once, after what left before it."""
         size = self._pricing.prompt_bytes(sum(row.num_rows for row in batch.rows))
         begin = max(self._link_free_s, self._agenda.now)

@@ -10,7 +10,7 @@ from splash_core.scheduling.owners import NO_OWNERS
 from splash_core.scheduling.precopy_pace import LinkView, PrecopyPace, left_by_handoffs
 from splash_core.scheduling.sequence import Roster
 from splash_core.simulate.ahead import CountedAhead, Units
-from splash_core.simulate.counts import Counts
+from splash_core.simulate.counts import CountedHolding
 from splash_core.simulate.fleet import Fleet
 from splash_core.simulate.machine import Rest
 from splash_core.simulate.placing import Placing
@@ -24,7 +24,7 @@ class CountedSwitcher:
         self,
         *,
         roster: Roster,
-        counts: Counts,
+        counts: CountedHolding,
         present: Present,
         placing: Placing,
         fleet: Fleet,

@@ -33,7 +33,7 @@ Routes = Mapping[tuple[RankId, RankId], Route]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class OwnershipDifference:
     """What must move, and what may be overwritten."""
 
     routes: Routes
@@ -94,7 +94,7 @@ def find_difference(
     wanted: Mapping[PageId, Sequence[RankId]],
     *,
     lent: Matrices,
-) -> Difference:
+) -> OwnershipDifference:
     """Compare ownership with what is wanted.
 
     Args:
@@ -164,9 +164,9 @@ class _Comparison:
             for rank in change.missing:
                 self._add(self._source(held, change), page, held, rank)
 
-    def outcome(self) -> Difference:
+    def outcome(self) -> OwnershipDifference:
         """All that was looked at."""
-        return Difference(
+        return OwnershipDifference(
             routes=dict(sorted(self._routes.items())),
             leaving=self._leaving,
             evacuated=tuple(map(frozenset, self._evacuated)),

@@ -17,7 +17,7 @@ from splash_core.layout.layout import RULES, Layout, Matrices
 from splash_core.layout.ownership import NO_SLOT, PageTable
 from splash_core.layout.pages import SlotKind, slot_kinds
 from splash_core.switch.chunks import ChunkScheduler, Need, SlotKey
-from splash_core.switch.difference import Difference, find_difference, weight_primitives
+from splash_core.switch.difference import OwnershipDifference, find_difference, weight_primitives
 from splash_core.switch.evacuation import evacuate
 from splash_core.switch.manifest import Chunk, Flow, Primitive, Refusal, SwitchManifest, flows_of
 from splash_core.switch.packing import pack, spread
@@ -98,7 +98,9 @@ class _Problem:
 class _Plan:
     """One attempt: needs, the slots that may take them, and the chunks once `schedule` succeeded."""
 
-    def __init__(self, table: PageTable, difference: Difference, *, lent: Matrices, avoid: Matrices) -> None:
+    def __init__(
+        self, table: PageTable, difference: OwnershipDifference, *, lent: Matrices, avoid: Matrices
+    ) -> None:
         self._table = table
         self._difference = difference
         self._lent = lent

@@ -12,7 +12,7 @@ from typing import Protocol
 from splash_core.transport.classes import TrafficClass
 
 
-class Count(StrEnum):
+class TrafficCount(StrEnum):
     """What is counted. A metric's name ends with it."""
 
     BYTES = "bytes_total"
@@ -34,10 +34,10 @@ class Count(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Sample:
+class TrafficSample:
     """One count."""
 
-    count: Count
+    count: TrafficCount
     traffic: str
     """`switch`, `handoff` or `precopy`."""
     peer: str
@@ -48,7 +48,7 @@ class Sample:
 class CounterSource(Protocol):
     """Something that counts."""
 
-    def samples(self) -> Sequence[Sample]:
+    def samples(self) -> Sequence[TrafficSample]:
         """The counts of the moment."""
         ...
 
@@ -57,11 +57,11 @@ class TrafficCounters(CounterSource):
     """Counts operations. Used by one thread."""
 
     def __init__(self) -> None:
-        self._values: dict[tuple[Count, str, str], float] = {}
+        self._values: dict[tuple[TrafficCount, str, str], float] = {}
 
     def began(self, traffic: TrafficClass, peer: str) -> None:
         """An operation is under way, or held back."""
-        self._add(Count.IN_FLIGHT, traffic, peer, 1)
+        self._add(TrafficCount.IN_FLIGHT, traffic, peer, 1)
 
     def ended(
         self,
@@ -74,22 +74,22 @@ class TrafficCounters(CounterSource):
         moving_s: float = 0.0,
     ) -> None:
         """It is over and quiet."""
-        self._add(Count.IN_FLIGHT, traffic, peer, -1)
-        self._add(Count.FAILURES, traffic, peer, failed)
-        self._add(Count.HELD_SECONDS, traffic, peer, held_s)
-        self._add(Count.MOVING_SECONDS, traffic, peer, moving_s)
+        self._add(TrafficCount.IN_FLIGHT, traffic, peer, -1)
+        self._add(TrafficCount.FAILURES, traffic, peer, failed)
+        self._add(TrafficCount.HELD_SECONDS, traffic, peer, held_s)
+        self._add(TrafficCount.MOVING_SECONDS, traffic, peer, moving_s)
         self.moved(traffic, peer, num_bytes=num_bytes)
 
     def moved(self, traffic: TrafficClass, peer: str, *, num_bytes: int) -> None:
         """An operation that was not seen under way has moved so many bytes."""
-        self._add(Count.BYTES, traffic, peer, num_bytes)
-        self._add(Count.OPERATIONS, traffic, peer, 1)
+        self._add(TrafficCount.BYTES, traffic, peer, num_bytes)
+        self._add(TrafficCount.OPERATIONS, traffic, peer, 1)
 
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[TrafficSample, ...]:
         """See `CounterSource`."""
-        return tuple(Sample(*key, value) for key, value in sorted(self._values.items()))
+        return tuple(TrafficSample(*key, value) for key, value in sorted(self._values.items()))
 
-    def _add(self, count: Count, traffic: TrafficClass, peer: str, value: float) -> None:
+    def _add(self, count: TrafficCount, traffic: TrafficClass, peer: str, value: float) -> None:
         key = (count, traffic_name(traffic), peer)
         self._values[key] = self._values.get(key, 0.0) + value
 
@@ -99,10 +99,10 @@ def traffic_name(traffic: TrafficClass) -> str:
     return traffic.name.lower()
 
 
-def summed(parts: Iterable[Iterable[Sample]]) -> tuple[Sample, ...]:
+def summed(parts: Iterable[Iterable[TrafficSample]]) -> tuple[TrafficSample, ...]:
     """The counts of several sources together."""
-    totals: dict[tuple[Count, str, str], float] = {}
+    totals: dict[tuple[TrafficCount, str, str], float] = {}
     for sample in (sample for part in parts for sample in part):
         key = (sample.count, sample.traffic, sample.peer)
         totals[key] = totals.get(key, 0.0) + sample.value
-    return tuple(Sample(*key, value) for key, value in sorted(totals.items()))
+    return tuple(TrafficSample(*key, value) for key, value in sorted(totals.items()))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from splash_core.transport.arbiter import ClassUse, LinkArbiter
 from splash_core.transport.classes import TrafficClass
-from splash_core.transport.counters import Count, CounterSource, Sample, traffic_name
+from splash_core.transport.counters import CounterSource, TrafficCount, TrafficSample, traffic_name
 from splash_core.transport.limits import LinkLimits
 
 
@@ -20,7 +20,7 @@ def _nobody() -> None:
     """Wakes nobody."""
 
 
-class Flow:
+class LinkFlow:
     """One writer's place at a link: want a chunk, send it when named `first`, say when it is over."""
 
     def __init__(self, link: "BandwidthArbiter", number: int) -> None:
@@ -68,7 +68,7 @@ class BandwidthArbiter(CounterSource):
         deadline_s: float = math.inf,
         num_bytes: int = 0,
         wake: Callable[[], None] = _nobody,
-    ) -> Flow:
+    ) -> LinkFlow:
         """A writer's place at the link.
 
         Args:
@@ -82,7 +82,7 @@ class BandwidthArbiter(CounterSource):
                 traffic, now=self._clock(), deadline_s=deadline_s, num_bytes=num_bytes
             )
             self._wakes[number] = wake
-        return Flow(self, number)
+        return LinkFlow(self, number)
 
     def delay_s(self) -> float:
         """Seconds after which it is worth asking again though nobody was woken; infinite if it never is."""
@@ -90,12 +90,12 @@ class BandwidthArbiter(CounterSource):
             return self._arbiter.delay_s(now=self._clock())
 
     def ask(self, number: int, num_bytes: int) -> None:
-        """`Flow.want`."""
+        """`LinkFlow.want`."""
         with self._lock:
             if number not in self._granted:
                 self._arbiter.want(number, num_bytes, now=self._clock())
 
-    def first(self, flows: Iterable[Flow]) -> Flow | None:
+    def first(self, flows: Iterable[LinkFlow]) -> LinkFlow | None:
         """Of several flows the one whose turn came first, if any has come; it is told once a chunk."""
         by_number = {flow.number: flow for flow in flows}
         with self._changes(by_number):
@@ -108,12 +108,12 @@ class BandwidthArbiter(CounterSource):
         return by_number[number]
 
     def ended(self, number: int) -> None:
-        """`Flow.sent`."""
+        """`LinkFlow.sent`."""
         with self._changes({number}) as now:
             self._arbiter.sent(number, now=now)
 
     def part(self, number: int) -> None:
-        """`Flow.close`."""
+        """`LinkFlow.close`."""
         with self._changes({number}) as now:
             self._arbiter.leave(number, now=now)
             self._granted.pop(number, None)
@@ -147,11 +147,14 @@ class BandwidthArbiter(CounterSource):
         with self._lock:
             return {traffic: replace(use) for traffic, use in self._arbiter.use.items()}
 
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[TrafficSample, ...]:
         """The waits of each class that has asked; whoever moves bytes counts those."""
         used = [(traffic_name(traffic), use) for traffic, use in self.use().items() if use.chunks]
-        waits = [Sample(Count.WAITS, name, "", use.waits) for name, use in used]
-        return (*waits, *(Sample(Count.WAIT_SECONDS, name, "", use.wait_s) for name, use in used))
+        waits = [TrafficSample(TrafficCount.WAITS, name, "", use.waits) for name, use in used]
+        return (
+            *waits,
+            *(TrafficSample(TrafficCount.WAIT_SECONDS, name, "", use.wait_s) for name, use in used),
+        )
 
     # ------------------------------------------------------------------------------- inside
 

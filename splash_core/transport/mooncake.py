@@ -24,7 +24,7 @@ from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_probe import Prober
 from splash_core.transport.mooncake_server import MooncakeServer
 from splash_core.transport.mooncake_session import Session
-from splash_core.transport.mooncake_wire import Route, Wire
+from splash_core.transport.mooncake_wire import Wire, WireRoute
 from splash_core.transport.mooncake_words import Address
 from splash_core.transport.options import TransportOptions
 
@@ -180,4 +180,4 @@ class MooncakeTransport(Transport):
         assert self._memory is not None, "write checks that memory is registered"
         memory, welcome = self._memory, link.welcome
         engine = new_engine(self._options, memory=(memory.address, memory.num_bytes))
-        return Wire(engine, Route(welcome.segment, memory.address, welcome.base))
+        return Wire(engine, WireRoute(welcome.segment, memory.address, welcome.base))

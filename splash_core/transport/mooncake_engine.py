@@ -47,7 +47,7 @@ class EngineEnded(Exception):
     """The engine was used after its end."""
 
 
-class Engine:
+class MooncakeEngine:
     """Owns a library engine: it is the only reference to it."""
 
     def __init__(self, engine: LibraryEngine, host: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from splash_core.environment import limit_mooncake, prepare_mooncake
 from splash_core.errors import ConfigError, Unavailable
-from splash_core.transport.mooncake_engine import Engine
+from splash_core.transport.mooncake_engine import MooncakeEngine
 from splash_core.transport.options import TransportOptions
 
 VERSION = "0.3.13.post1"
@@ -65,7 +65,7 @@ def load_library() -> Any:
         raise ConfigError(f"{name} cannot be loaded ({error}); {SYSTEM_PACKAGES}") from error
 
 
-def new_engine(options: TransportOptions, *, memory: tuple[int, int] | None = None) -> Engine:
+def new_engine(options: TransportOptions, *, memory: tuple[int, int] | None = None) -> MooncakeEngine:
     """Start an engine with threads and ports of its own.
 
     Args:
@@ -101,7 +101,7 @@ def new_engine(options: TransportOptions, *, memory: tuple[int, int] | None = No
             f"the transfer engine refuses to register {memory[1]} bytes (code {code}); over rdma the limit "
             "of locked memory (ulimit -l) must allow them"
         )
-    return Engine(engine, options.host)
+    return MooncakeEngine(engine, options.host)
 
 
 def _rails(topology: str) -> set[str]:

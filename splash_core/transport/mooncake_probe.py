@@ -7,7 +7,7 @@ in a thread that is left behind when no answer comes. Invariant: `check` returns
 import threading
 
 from splash_core.errors import Unavailable
-from splash_core.transport.mooncake_engine import Engine
+from splash_core.transport.mooncake_engine import MooncakeEngine
 from splash_core.transport.mooncake_library import new_engine
 from splash_core.transport.options import TransportOptions
 
@@ -17,7 +17,7 @@ class Prober:
 
     def __init__(self, options: TransportOptions) -> None:
         self._options = options
-        self._idle: list[Engine] = []
+        self._idle: list[MooncakeEngine] = []
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -73,7 +73,7 @@ class Prober:
             engine.end()
 
 
-def _ask(engine: Engine, segment: str, codes: list[int | str]) -> None:
+def _ask(engine: MooncakeEngine, segment: str, codes: list[int | str]) -> None:
     """Leave the library's code, or the words of what it throws."""
     try:
         codes.append(engine.probe(segment))

@@ -20,7 +20,7 @@ from splash_core.errors import ConfigError, SplashError, Unavailable
 from splash_core.obs.vitals import VitalThreads
 from splash_core.transport.abi import KvAbi, abi_diff
 from splash_core.transport.memory import Memory
-from splash_core.transport.mooncake_engine import Engine
+from splash_core.transport.mooncake_engine import MooncakeEngine
 from splash_core.transport.mooncake_library import new_engine
 from splash_core.transport.mooncake_words import Address, Line, Message, NotUnderstood, Welcome, keep_alive
 from splash_core.transport.options import TransportOptions
@@ -35,7 +35,7 @@ _HELLO_S = 10.0
 class _Inlet:
     """What one session has here."""
 
-    engine: Engine
+    engine: MooncakeEngine
     writer: str
     """Incarnation of the writing group; empty for one that only looks."""
     term: int

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from splash_core.transport.base import Descriptor
-from splash_core.transport.mooncake_engine import Engine
+from splash_core.transport.mooncake_engine import MooncakeEngine
 from splash_core.transport.mooncake_op import MooncakeOp
 from splash_core.units import MIB
 
@@ -19,7 +19,7 @@ WINDOW_PIECES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class WireRoute:
     """From our memory to a peer's: what turns offsets into addresses."""
 
     segment: str
@@ -40,7 +40,7 @@ class Flight:
 class Wire:
     """Submits and asks; used by one thread."""
 
-    def __init__(self, engine: Engine, route: Route) -> None:
+    def __init__(self, engine: MooncakeEngine, route: WireRoute) -> None:
         self._engine = engine
         self._route = route
         self._flights: list[Flight] = []

@@ -15,7 +15,7 @@ from splash_core.dist.process_watch import ProcessWatch
 from splash_core.errors import InvariantBroken
 from splash_core.transport.base import Descriptor, OpState, Peer
 from splash_core.transport.guarded_op import GuardedOp
-from splash_core.transport.link import Flow
+from splash_core.transport.link import LinkFlow
 from splash_core.transport.memory import Target
 
 
@@ -44,7 +44,7 @@ class ShmOp(GuardedOp):
         *,
         target: Mapping,
         chunks: Sequence[Sequence[Descriptor]],
-        flow: Flow,
+        flow: LinkFlow,
         deadline: float,
         attempt: int,
         changed: threading.Condition,

@@ -5,13 +5,13 @@ Invariant: what is submitted was allowed, and every turn allowed is over once it
 
 from collections import deque
 
-from splash_core.transport.link import Flow
+from splash_core.transport.link import LinkFlow
 
 
 class Turns:
     """Used by one thread."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: LinkFlow) -> None:
         self.flow = flow
         self._asked = 0
         self._allowed = 0

@@ -9,7 +9,7 @@ import pytest
 
 from services.router.config import RouterConfig
 from services.router.correctness_admin import correctness_watch
-from services.router.correctness_watch import CorrectnessWatch
+from services.router.correctness_watch import ProbeWatch
 from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.events import SequenceJob, Tokens
 from services.router.gateway import Sources
@@ -56,9 +56,7 @@ def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @contextlib.asynccontextmanager
-async def _watched(
-    run_dir: Path, model: Path
-) -> AsyncIterator[tuple[CorrectnessWatch, Dispatcher, Registry]]:
+async def _watched(run_dir: Path, model: Path) -> AsyncIterator[tuple[ProbeWatch, Dispatcher, Registry]]:
     """A router's canary and its way for users, in this event loop."""
     addresses = {phase: f"unix:{run_dir}/{phase}-0.grpc" for phase in ("prefill", "decode")}
     loop = asyncio.get_running_loop()
@@ -101,7 +99,7 @@ async def _answer(dispatcher: Dispatcher, name: str) -> list[int]:
     ]
 
 
-async def _until_verdict(watch: CorrectnessWatch, registry: Registry, *, checks: int) -> str:
+async def _until_verdict(watch: ProbeWatch, registry: Registry, *, checks: int) -> str:
     async with asyncio.timeout(60):
         while True:
             for pair in watch.to_json()["pairs"]:

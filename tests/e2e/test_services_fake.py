@@ -18,7 +18,7 @@ from splash_core.rpc.codec import process_to_pb
 from splash_core.rpc.errors import from_rpc_error
 from splash_core.scheduling.leases import handoff_checksum
 from splash_core.switch.handoff import LandingPage
-from splash_core.transport.counters import Count
+from splash_core.transport.counters import TrafficCount
 from tests.support.fake_groups import (
     FakeRouter,
     await_ready,
@@ -68,7 +68,7 @@ def test_many_requests_get_exactly_their_tokens(groups: Path) -> None:
 def test_a_group_tells_what_its_links_have_carried(groups: Path) -> None:
     async def handed_over(router: FakeRouter) -> float:
         state = await router.prefill_control.GetState(control_pb2.StateRequest())
-        moved = [sample for sample in state.traffic if sample.name == Count.BYTES]
+        moved = [sample for sample in state.traffic if sample.name == TrafficCount.BYTES]
         return sum(sample.value for sample in moved if sample.traffic == "handoff")
 
     async def scenario() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from splash_core.cost.model import CostModel
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
-from splash_core.policy.bundle import Recorder, bundle_of, replay
+from splash_core.policy.bundle import EvaluationRecorder, bundle_of, replay
 from splash_core.policy.codec import decode, encode
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.snapshot import Snapshot
@@ -60,7 +60,7 @@ def test_models_survive_text(name: str) -> None:
 def test_a_bundle_replays_bit_for_bit(
     steps: list[tuple[float, Snapshot]], config: PolicyConfig, state: PolicyState
 ) -> None:
-    recorder, time = Recorder(MODEL), 0.0
+    recorder, time = EvaluationRecorder(MODEL), 0.0
     for pause, seen in steps:
         time += pause
         _, state = recorder.decide(replace(seen, time_s=time), config, state)
@@ -70,7 +70,7 @@ def test_a_bundle_replays_bit_for_bit(
 
 class TestReplay:
     def bundle(self) -> dict[str, object]:
-        recorder, state = Recorder(MODEL, capacity=3), PolicyState()
+        recorder, state = EvaluationRecorder(MODEL, capacity=3), PolicyState()
         for tick in range(5):
             seen = snapshot(decoding(1, 1500), time_s=float(tick))
             _, state = recorder.decide(seen, PolicyConfig(confirm=2), state)
@@ -79,7 +79,7 @@ class TestReplay:
     def test_the_newest_are_kept(self) -> None:
         bundle = self.bundle()
         assert replay(bundle) == (3, [])
-        recorder = Recorder(MODEL)
+        recorder = EvaluationRecorder(MODEL)
         assert replay(bundle_of(recorder.model, recorder.newest())) == (0, [])
 
     def test_a_difference_is_named(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
 from splash_core.policy.config import PolicyConfig
-from splash_core.policy.decision import Verdict
+from splash_core.policy.decision import DecisionVerdict
 from splash_core.policy.outlook import outlooks
 from splash_core.policy.snapshot import (
     InputAges,
@@ -93,7 +93,7 @@ def test_switches_keep_the_dwell_and_only_enter_what_fits(
         assert decision.layout_from is layout
         assert decision.reason
         json.dumps(decision.to_json(), allow_nan=False)
-        if decision.verdict is not Verdict.SWITCH:
+        if decision.verdict is not DecisionVerdict.SWITCH:
             continue
         target = decision.layout_to
         assert target is not layout
@@ -115,7 +115,7 @@ def test_a_pin_wins(steps: list[tuple[float, Snapshot]], config: PolicyConfig, p
         time += pause
         decision, state = decide(replace(seen, time_s=time, layout=layout), MODEL, config, state)
         assert decision.layout_to is pin
-        assert decision.verdict is Verdict.HOLD
+        assert decision.verdict is DecisionVerdict.HOLD
 
 
 @settings(max_examples=100, deadline=None)

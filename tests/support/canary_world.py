@@ -8,7 +8,7 @@ from services.router.correctness_hold import Holder
 from services.router.correctness_memory import MemoryInGroups
 from services.router.correctness_prompts import PromptBook, Prompts
 from services.router.correctness_round import Asking, Questioner
-from services.router.correctness_watch import CorrectnessWatch
+from services.router.correctness_watch import ProbeWatch
 from services.router.metrics import Metrics
 from services.router.registry import Registry
 from services.router.weights import RoutedModel
@@ -58,7 +58,7 @@ class World:
         """A router that knows nothing takes the place of the one before."""
         self.registry, self.watch = self._router()
 
-    def _router(self) -> tuple[Registry, CorrectnessWatch]:
+    def _router(self) -> tuple[Registry, ProbeWatch]:
         workers = {
             phase: [group for group in self.groups.values() if group.phase == phase]
             for phase in ("prefill", "decode")
@@ -77,7 +77,7 @@ class World:
             deadline_s=60.0,
             wall=lambda: self.now,
         )
-        watch = CorrectnessWatch(
+        watch = ProbeWatch(
             registry=registry,
             checker=checker,
             holder=Holder(registry=registry, clock=lambda: self.now, timeout_s=self._pin_timeout_s),

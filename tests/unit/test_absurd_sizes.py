@@ -9,7 +9,7 @@ from splash_core.errors import ConfigError
 from splash_core.layout.catalog import InfeasibleLayout, catalog_of_arena
 from splash_core.layout.layout import Layout
 from splash_core.layout.slots import ArenaMap
-from splash_core.simulate.agenda import MOST_S, Agenda, Order
+from splash_core.simulate.agenda import MOST_S, Agenda, EventOrder
 from splash_core.spec.catalogue import named_spec
 
 HUGE = "1" + "0" * 30
@@ -66,6 +66,6 @@ def test_more_ranks_than_any_layout_divides_among_are_told_the_most_that_do() ->
 @pytest.mark.parametrize("when", [MOST_S * 2, float("inf"), float("nan")])
 def test_a_time_at_which_steps_take_none_is_refused(when: float) -> None:
     assert MOST_S + 1e-6 > MOST_S, "up to here microseconds are told apart"
-    Agenda().at(MOST_S, Order.ARRIVAL, lambda: None)
+    Agenda().at(MOST_S, EventOrder.ARRIVAL, lambda: None)
     with pytest.raises(ConfigError, match="the simulated clock tells steps apart up to"):
-        Agenda().at(when, Order.ARRIVAL, lambda: None)
+        Agenda().at(when, EventOrder.ARRIVAL, lambda: None)

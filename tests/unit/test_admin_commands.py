@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.cli import main
-from splash_core.policy.bundle import Recorder, bundle_of
+from splash_core.policy.bundle import EvaluationRecorder, bundle_of
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.state import PolicyState
 from tests.support.admin_port import Admin
@@ -210,7 +210,7 @@ def test_another_server_is_told_from_an_admin_port(
 def test_a_bundle_is_written_and_replayed(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    recorder = Recorder(cost_model())
+    recorder = EvaluationRecorder(cost_model())
     recorder.decide(snapshot(decoding(1, 1500)), PolicyConfig(), PolicyState())
     answer = {
         "groups": [

@@ -15,9 +15,9 @@ from splash_core.cost.footprint import Deployment
 from splash_core.cost.precision import named_precision
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
-from splash_core.policy.comparison import MARGIN, ComparedPoint, Comparison, compare_with_paper
+from splash_core.policy.comparison import MARGIN, ComparedPoint, PaperComparison, compare_with_paper
 from splash_core.policy.decode_line import DecodeLine
-from splash_core.policy.end_to_end import Pair, batch_time
+from splash_core.policy.end_to_end import PricedPair, batch_time
 from splash_core.policy.paper import PAPER_SWEEPS, Lead, MeasuredPoint
 from splash_core.policy.snapshot import LayoutPool
 from splash_core.spec.catalogue import named_spec
@@ -28,8 +28,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 MODEL = cost_model(ranks=4)
 
 
-def pair(tokens: int = 100_000, *, decode_tokens: int = 100_000) -> Pair:
-    return Pair(
+def pair(tokens: int = 100_000, *, decode_tokens: int = 100_000) -> PricedPair:
+    return PricedPair(
         prefill=MODEL,
         decode=MODEL,
         pools={layout: LayoutPool(feasible=True, total_tokens=tokens) for layout in STANDARD_LAYOUTS},
@@ -42,7 +42,7 @@ def pair(tokens: int = 100_000, *, decode_tokens: int = 100_000) -> Pair:
 
 
 @functools.cache
-def compared(gpu: str) -> Comparison:
+def compared(gpu: str) -> PaperComparison:
     sweeps, device = PAPER_SWEEPS[gpu], named_gpu(gpu)
     deployment = Deployment(
         precision=named_precision("fp8"),

@@ -20,7 +20,7 @@ from splash_core.leader.kept import MOST_KEPT
 from splash_core.leader.leader import GroupCondition, GroupLeader
 from splash_core.leader.steering import SwitchOutcome
 from splash_core.pb import control_pb2, rank_pb2
-from splash_core.policy.bundle import Recorder, bundle_of, replay
+from splash_core.policy.bundle import EvaluationRecorder, bundle_of, replay
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.snapshot import Phase
 from splash_core.policy.state import PolicyState
@@ -39,7 +39,7 @@ class Leader:
         self.steering = self
         self.holds: list[float | None] = []
         self.deadlines: list[float] = []
-        self.recorder = Recorder(cost_model())
+        self.recorder = EvaluationRecorder(cost_model())
 
     def set_layout(
         self, layout: Layout, mode: SwitchMode, *, hold_s: float | None

@@ -8,12 +8,12 @@ import pytest
 from splash_core.policy.correctness import TOLERANCES, Answer, Said, compare, tolerance_of
 from splash_core.policy.correctness_notes import (
     Due,
-    Finding,
     GroupMark,
     PairMark,
+    ProbeFinding,
     ProbeNotes,
+    ProbeVerdict,
     Round,
-    Verdict,
     judge,
 )
 from splash_core.policy.correctness_record import DriftRecord, Treated
@@ -48,7 +48,7 @@ def asked(mark: PairMark, *answers: Answer, time_s: float = 0.0) -> Round:
     return Round(time_s=time_s, mark=mark, answers=answers or (said(5, 6),))
 
 
-def found(notes: ProbeNotes, due: Due, *rounds: Round) -> Finding:
+def found(notes: ProbeNotes, due: Due, *rounds: Round) -> ProbeFinding:
     finding = judge(due, notes.reference(rounds[-1].mark), rounds)
     assert finding is not None
     return finding
@@ -132,10 +132,10 @@ def test_first_answers_that_differ_are_asked_a_third_time() -> None:
     mark, notes = pair(), ProbeNotes()
     assert judge(Due.FIRST, None, (asked(mark, WRONG), asked(mark))) is None
     odd = found(notes, Due.FIRST, asked(mark, WRONG), asked(mark), asked(mark))
-    assert (odd.verdict, odd.round.answers) == (Verdict.REFERENCE, (said(5, 6),))
+    assert (odd.verdict, odd.round.answers) == (ProbeVerdict.REFERENCE, (said(5, 6),))
     assert odd.odd is not None
     never = found(notes, Due.FIRST, asked(mark, WRONG), asked(mark), asked(mark, WRONG))
-    assert never.verdict is Verdict.DRIFT
+    assert never.verdict is ProbeVerdict.DRIFT
     assert notes.after(never, now_s=0.0).reference(mark) is None
     assert [remedy.to for remedy in notes.remedies(never)] == ["TP", "DP"]
 
@@ -160,7 +160,7 @@ def test_the_group_that_has_switched_goes_back_and_only_that_one() -> None:
     switched = pair(epochs=(0, 1), layouts="TP DOP")
     assert judge(Due.SWITCH, notes.reference(switched), (asked(switched, WRONG),)) is None
     drift = found(notes, Due.SWITCH, asked(switched, WRONG), asked(switched, WRONG))
-    assert drift.verdict is Verdict.DRIFT
+    assert drift.verdict is ProbeVerdict.DRIFT
     (remedy,) = notes.remedies(drift)
     assert (remedy.mark.group, remedy.to) == ("d", "DP")
     assert "from DP to DOP; switched back and held" in remedy.reason
@@ -215,7 +215,7 @@ def test_a_reference_is_of_the_question_and_not_of_the_pair_that_was_asked() -> 
     assert notes.reference(other) is notes.reference(pair()) is not None
     assert notes.due(other, now_s=1.0, every_s=600.0) is Due.FIRST
     drift = found(notes, Due.FIRST, asked(other, WRONG), asked(other, WRONG))
-    assert drift.verdict is Verdict.DRIFT
+    assert drift.verdict is ProbeVerdict.DRIFT
     assert notes.reference(pair(model="other")) is None
 
 
@@ -269,7 +269,7 @@ def test_a_switch_there_and_back_is_held_where_it_ended() -> None:
 def test_what_does_not_come_again_is_odd_and_no_drift() -> None:
     notes = with_reference(pair())
     finding = found(notes, Due.PERIOD, asked(pair(), WRONG), asked(pair()))
-    assert finding.verdict is Verdict.SAME
+    assert finding.verdict is ProbeVerdict.SAME
     assert finding.odd is not None
     assert finding.odd.drifted
 

@@ -10,15 +10,15 @@ import pytest
 from splash_core.cost.accuracy import Accuracy, choices
 from splash_core.cost.constants import APART, names_of, value_of, with_values
 from splash_core.cost.fit import Measured, fit, operation_s, predicted_s
-from splash_core.cost.links import Collective, LinkRate, Message
+from splash_core.cost.links import Collective, CollectiveLoad, LinkRate
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.model import CostModel
 from splash_core.cost.samples import (
     Attend,
     Operation,
     Product,
-    Sample,
     Sent,
+    StepSample,
     rows_text,
     samples_of,
     text_rows,
@@ -79,14 +79,14 @@ def loads() -> Iterator[tuple[str, bool, tuple[Rows, ...]]]:
 def measured(model: CostModel, *, seed: int = 0, noise: float = NOISE) -> Measured:
     """What that machine shows, with noise; every third batch held out."""
     draw = random.Random(seed)
-    steps: list[Sample] = []
+    steps: list[StepSample] = []
     for number, (name, decode, rows) in enumerate(loads()):
         load, kind = Load.of(rows, num_ranks=2), StepKind.REPLAYED if decode else StepKind.PROMPTS
         for layout in STANDARD_LAYOUTS:
             seen = model.predict(RULES[layout], load, kind=kind)
             times = tuple(seen.step_s * math.exp(draw.gauss(0.0, noise)) for _ in range(WARMUP + REPS))
             steps.append(
-                Sample(
+                StepSample(
                     batch=name,
                     phase="decode" if decode else "prefill",
                     layout=layout,
@@ -107,7 +107,7 @@ def operations() -> Iterator[Operation]:
         yield Product(flops=2.0 * rows * 600_000, read_bytes=2.4e6, seconds=1.0)
     for kind in Collective:
         for size in (1 << 10, 1 << 16, 1 << 22):
-            yield Sent(message=Message(kind, 1, size), seconds=1.0)
+            yield Sent(message=CollectiveLoad(kind, 1, size), seconds=1.0)
     for form in AttentionForm:
         for rows, context in ((32, 0), (128, 512), (256, 2048)):
             yield Attend(work=OwnerLoad.of(Rows(rows, context), top_k=None), form=form, seconds=1.0)
@@ -117,7 +117,7 @@ def with_time(model: CostModel, one: Operation) -> Operation:
     return replace(one, seconds=operation_s(model, one))
 
 
-def poisoned(steps: Sequence[Sample], count: int) -> list[Sample]:
+def poisoned(steps: Sequence[StepSample], count: int) -> list[StepSample]:
     """The warm-up of `count` steps a thousand times as long."""
     worse = list(steps)
     for place in range(0, len(steps), len(steps) // count)[:count]:

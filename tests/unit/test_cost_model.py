@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from splash_core.cost.exchange import attention_messages
-from splash_core.cost.links import Collective, LinkRate, Message
+from splash_core.cost.links import Collective, CollectiveLoad, LinkRate
 from splash_core.cost.load import Load, OwnerLoad, Rows
 from splash_core.cost.precision import PRECISIONS, named_precision
 from splash_core.cost.profile import HardwareProfile, Provenance, analytical_profile
@@ -287,10 +287,12 @@ class TestProfile:
         profile = replace(
             self.profile, link_bps=1.0, collective_latency_s=7.0, collectives={"gather": (small, large)}
         )
-        assert profile.messages_s([Message(Collective.GATHER, 2, 200)]) == 2 * 1.0 + 20.0
-        assert profile.messages_s([Message(Collective.GATHER, 2, 202)]) == 2 * 5.0 + 2.02
+        assert profile.messages_s([CollectiveLoad(Collective.GATHER, 2, 200)]) == 2 * 1.0 + 20.0
+        assert profile.messages_s([CollectiveLoad(Collective.GATHER, 2, 202)]) == 2 * 5.0 + 2.02
         assert (
-            profile.messages_s([Message(Collective.EXCHANGE, 3, 9), Message(Collective.SCATTER, 0, 0)])
+            profile.messages_s(
+                [CollectiveLoad(Collective.EXCHANGE, 3, 9), CollectiveLoad(Collective.SCATTER, 0, 0)]
+            )
             == 30.0
         )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import HardwareProfile, analytical_profile
-from splash_core.cost.served import Served, predicted_s, with_service
+from splash_core.cost.served import ServedStreams, predicted_s, with_service
 from splash_core.cost.step_kind import StepKind
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS
 from splash_core.spec.catalogue import named_spec
@@ -26,11 +26,11 @@ STREAMS = (1, 4, 16, 64)
 LAUNCHED = StepKind.LAUNCHED
 
 
-def served_by(profile: HardwareProfile, *, noise: float = 0.0) -> list[Served]:
+def served_by(profile: HardwareProfile, *, noise: float = 0.0) -> list[ServedStreams]:
     """As a host with these constants would measure."""
     model = replace(MODEL, profile=profile)
     return [
-        Served(
+        ServedStreams(
             layout=layout,
             streams=count,
             context=32,
@@ -41,7 +41,7 @@ def served_by(profile: HardwareProfile, *, noise: float = 0.0) -> list[Served]:
     ]
 
 
-EMPTY = Served(layout=STANDARD_LAYOUTS[0], streams=1, context=32, seconds=1.0)
+EMPTY = ServedStreams(layout=STANDARD_LAYOUTS[0], streams=1, context=32, seconds=1.0)
 
 
 @given(step_ms=st.floats(0.0, 50.0), token_ms=st.floats(0.0, 5.0))

@@ -13,7 +13,7 @@ from services.doctor import host
 from services.doctor.gpus import gpus, written
 from services.doctor.host import mooncake, ports, rails
 from services.doctor.settings import DoctorSettings
-from services.doctor.verdicts import Finding, Verdict, from_error
+from services.doctor.verdicts import CheckResult, CheckVerdict, from_error
 from services.doctor.wires import self_tests
 from splash_core.errors import ConfigError
 from splash_core.transport.abi import KvAbi
@@ -49,7 +49,7 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
     server.close()
 
 
-def _verdicts(findings: list[Finding]) -> dict[str, Verdict]:
+def _verdicts(findings: list[CheckResult]) -> dict[str, CheckVerdict]:
     return {finding.check: finding.verdict for finding in findings}
 
 
@@ -84,7 +84,7 @@ def test_only_what_the_settings_would_use_is_checked(
     on_gpus = DoctorSettings(device="cuda", transport="shm")
     assert [*mooncake(on_gpus), *rails(on_gpus), *self_tests(on_gpus)] == []
     [refused] = self_tests(DoctorSettings(device="cuda", transport="mooncake"))
-    assert refused.verdict is Verdict.FAIL
+    assert refused.verdict is CheckVerdict.FAIL
     assert "reaches host memory only" in refused.detail
 
 
@@ -103,14 +103,14 @@ def test_taken_ports_fail_with_a_remedy(
 
 def test_too_narrow_a_range_of_ports_fails() -> None:
     settings = DoctorSettings(port=0, admin_port=0, transport_ports="23471-23473")
-    assert _verdicts(list(ports(settings)))["--transport-ports"] is Verdict.FAIL
+    assert _verdicts(list(ports(settings)))["--transport-ports"] is CheckVerdict.FAIL
 
 
 def test_a_missing_package_fails_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "installed_flavours", dict)
     monkeypatch.setattr(host, "_LIBRARIES", ("libnothere.so.1",))
     findings = list(mooncake(DoctorSettings(transport="mooncake")))
-    assert _verdicts(findings) == {"libnothere.so.1": Verdict.FAIL, "mooncake": Verdict.FAIL}
+    assert _verdicts(findings) == {"libnothere.so.1": CheckVerdict.FAIL, "mooncake": CheckVerdict.FAIL}
     assert [finding.remedy for finding in findings] == [host.SYSTEM_PACKAGES, INSTALL]
 
 
@@ -123,18 +123,22 @@ def test_rails_are_looked_at_one_by_one(tmp_path: Path) -> None:
         transport="mooncake", transport_protocol="rdma", transport_devices="mlx5_0,mlx5_1,mlx5_9"
     )
     verdicts = _verdicts(list(rails(settings, tmp_path)))
-    assert [verdicts[f"rail mlx5_{i}"] for i in (0, 1, 9)] == [Verdict.PASS, Verdict.FAIL, Verdict.FAIL]
+    assert [verdicts[f"rail mlx5_{i}"] for i in (0, 1, 9)] == [
+        CheckVerdict.PASS,
+        CheckVerdict.FAIL,
+        CheckVerdict.FAIL,
+    ]
     none = _verdicts(
         list(rails(DoctorSettings(transport="mooncake", transport_protocol="rdma"), tmp_path / "x"))
     )
-    assert none["rails"] is Verdict.FAIL
+    assert none["rails"] is CheckVerdict.FAIL
     assert list(rails(DoctorSettings(transport="mooncake"), tmp_path)) == []
 
 
 def test_a_transport_that_cannot_listen_fails_its_self_test() -> None:
     settings = DoctorSettings(transport="mooncake", host="192.0.2.1")
     findings = {finding.check: finding for finding in self_tests(settings)}
-    assert findings["mooncake self-test"].verdict is Verdict.FAIL
+    assert findings["mooncake self-test"].verdict is CheckVerdict.FAIL
     assert "choose another --host" in findings["mooncake self-test"].remedy
 
 
@@ -179,31 +183,31 @@ def test_flavours_for_cuda_are_told_from_the_one_for_cpu(monkeypatch: pytest.Mon
     monkeypatch.setattr(host, "load_library", lambda: None)
     monkeypatch.setattr(host, "installed_flavours", lambda: {"mooncake-transfer-engine": "1"})
     verdicts = _verdicts(list(mooncake(DoctorSettings(transport="mooncake"))))
-    assert verdicts["mooncake flavour"] is Verdict.WARN
+    assert verdicts["mooncake flavour"] is CheckVerdict.WARN
     monkeypatch.setattr(host, "installed_flavours", lambda: {CPU_FLAVOUR: "1"})
     assert "mooncake flavour" not in _verdicts(list(mooncake(DoctorSettings(transport="mooncake"))))
     on_gpu = _verdicts(list(mooncake(DoctorSettings(transport="mooncake", device="cuda"))))
-    assert on_gpu["mooncake flavour"] is Verdict.FAIL
+    assert on_gpu["mooncake flavour"] is CheckVerdict.FAIL
 
 
 def test_gpus_that_are_not_there_are_named_with_what_to_do() -> None:
     assert list(gpus(DoctorSettings())) == []
     [finding] = gpus(DoctorSettings(device="cuda", prefill_ranks=1, decode_gpus="998,999"))
-    assert finding.verdict is Verdict.FAIL
+    assert finding.verdict is CheckVerdict.FAIL
     assert "998, 999" in finding.detail
     [refused] = gpus(DoctorSettings(device="cuda", prefill_gpus="0,1", decode_gpus="0,1"))
-    assert refused.verdict is Verdict.FAIL
+    assert refused.verdict is CheckVerdict.FAIL
     assert "--memory-fraction 0.45" in refused.detail + refused.remedy
 
 
 def test_what_a_device_hands_over_is_looked_at() -> None:
     source, target = (DeviceMemory(5000, FakeDriver()) for _ in range(2))
     source.bytes_B.fill_(3)
-    assert written("GPU 0 to GPU 1", FAKE, source, target).verdict is Verdict.PASS
+    assert written("GPU 0 to GPU 1", FAKE, source, target).verdict is CheckVerdict.PASS
     broken = FakeDriver()
     broken.failing = "no path"
     bad = written("GPU 0 to GPU 1", FAKE, DeviceMemory(5000, broken), target)
-    assert bad.verdict is Verdict.FAIL
+    assert bad.verdict is CheckVerdict.FAIL
     assert "no path" in bad.detail
     assert bad.remedy == "check its links"
 

@@ -8,7 +8,7 @@ import torch
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.engine.engine import RankEngine
-from splash_core.engine.mirror import Mirrors
+from splash_core.engine.mirror import SequenceMirrors
 from splash_core.engine.spans import HostSpan, StreamSpan
 from splash_core.errors import InvariantBroken
 from splash_core.ids import Epoch, RequestId, SeqId, StepId
@@ -33,7 +33,7 @@ def _plan(step: int, rows: SequenceStep, *started: NewSequence) -> StepPlan:
 
 
 def test_mirrors_learn_from_plans_alone() -> None:
-    mirrors = Mirrors(num_ranks=1)
+    mirrors = SequenceMirrors(num_ranks=1)
     new = NewSequence(seq=SEQ, sampling=SamplingParams(), tokens=(5, 6), num_prompt=2)
     mirrors.apply(_plan(1, SequenceStep(seq=SEQ, start=0, tokens=(5, 6), sample=True), new))
     late = DrawnToken(StepId(1))

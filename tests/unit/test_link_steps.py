@@ -12,7 +12,7 @@ from splash_core.layout.layout import Layout
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.switch.manifest import Chunk, PageMove, Primitive, SwitchManifest
 from splash_core.transport.classes import TrafficClass
-from splash_core.transport.counters import Count, Sample
+from splash_core.transport.counters import TrafficCount, TrafficSample
 from splash_core.transport.link import BandwidthArbiter
 from tests.support.flows import may_go
 
@@ -123,6 +123,6 @@ def test_a_link_counts_who_waited_and_for_how_long() -> None:
     assert may_go(flow)
     link.charge(TrafficClass.SWITCH, 100)
     assert link.samples() == (
-        Sample(Count.WAITS, "handoff", "", 1),
-        Sample(Count.WAIT_SECONDS, "handoff", "", 0.125),
+        TrafficSample(TrafficCount.WAITS, "handoff", "", 1),
+        TrafficSample(TrafficCount.WAIT_SECONDS, "handoff", "", 0.125),
     )

@@ -21,13 +21,13 @@ from splash_core.transport.base import Descriptor, OpState, TrafficClass
 from splash_core.transport.factory import open_transport, reach_peer
 from splash_core.transport.link import BandwidthArbiter
 from splash_core.transport.mooncake import MooncakeTransport
-from splash_core.transport.mooncake_engine import Engine, EngineEnded
+from splash_core.transport.mooncake_engine import EngineEnded, MooncakeEngine
 from splash_core.transport.mooncake_link import PeerLink
 from splash_core.transport.mooncake_op import MooncakeOp, pieces
 from splash_core.transport.mooncake_probe import Prober
 from splash_core.transport.mooncake_server import MooncakeServer
 from splash_core.transport.mooncake_session import Session
-from splash_core.transport.mooncake_wire import WINDOW_BYTES, WINDOW_PIECES, Route, Wire
+from splash_core.transport.mooncake_wire import WINDOW_BYTES, WINDOW_PIECES, Wire, WireRoute
 from splash_core.transport.mooncake_words import Address, Line, NotUnderstood, Welcome, at_term, dial
 from splash_core.transport.options import MOONCAKE, TransportOptions
 from splash_core.transport.turns import Turns
@@ -115,7 +115,7 @@ def test_neighbouring_pages_travel_together() -> None:
 
 def test_a_failed_piece_keeps_the_write_unquiet_until_the_fence() -> None:
     library = FakeLibrary()
-    wire = Wire(Engine(library, "h"), Route("peer", 0, 0))
+    wire = Wire(MooncakeEngine(library, "h"), WireRoute("peer", 0, 0))
     changed = threading.Condition()
     op = _op(Descriptor(0, 0, 10), Descriptor(100, 100, 10), changed=changed)
     for _ in range(2):
@@ -156,14 +156,14 @@ def test_a_deadline_passes_although_nobody_works_on_the_write() -> None:
 
 
 def test_the_window_is_small_and_holds_no_two_pieces_of_one_place() -> None:
-    wire = Wire(Engine(FakeLibrary(), "h"), Route("peer", 0, 0))
+    wire = Wire(MooncakeEngine(FakeLibrary(), "h"), WireRoute("peer", 0, 0))
     op = _op(*[Descriptor(0, 2 * i, 1) for i in range(WINDOW_PIECES)])
     assert wire.fits(Descriptor(0, 0, WINDOW_BYTES + 1))
     while op.has_more:
         assert wire.fits(op.peek())
         wire.submit(op, op.take())
     assert not wire.fits(Descriptor(0, 5000, 1))
-    few = Wire(Engine(FakeLibrary(), "h"), Route("peer", 0, 0))
+    few = Wire(MooncakeEngine(FakeLibrary(), "h"), WireRoute("peer", 0, 0))
     few.submit(op, Descriptor(0, 100, 50))
     assert not few.fits(Descriptor(0, 149, 1))
     assert not few.fits(Descriptor(0, 90, 11))
@@ -172,7 +172,7 @@ def test_the_window_is_small_and_holds_no_two_pieces_of_one_place() -> None:
 
 
 def test_an_ended_engine_is_not_used() -> None:
-    engine = Engine(FakeLibrary(), "h")
+    engine = MooncakeEngine(FakeLibrary(), "h")
     engine.end()
     engine.end()
     with pytest.raises(EngineEnded):
@@ -289,9 +289,9 @@ def test_a_session_that_is_opened_while_its_writer_is_fenced_is_not_there_afterw
 ) -> None:
     """The engine is made first: the fence may come before anybody knows of it."""
     real = mooncake_server.new_engine
-    made: list[Engine] = []
+    made: list[MooncakeEngine] = []
 
-    def new_engine(*arguments: object, **fields: object) -> Engine:
+    def new_engine(*arguments: object, **fields: object) -> MooncakeEngine:
         made.append(real(*arguments, **fields))  # type: ignore[arg-type]
         server.fence("w", term=1)
         return made[-1]
@@ -506,10 +506,10 @@ def _session(link: PeerLink, start_wire: Callable[[PeerLink], Wire]) -> Session:
 @pytest.mark.parametrize("call", ["transfer_submit_write", "transfer_check_status"])
 def test_what_the_library_throws_ends_the_session_with_its_fence(call: str) -> None:
     link = ProvedLink()
-    engine = Engine(Throwing(call), "h")
+    engine = MooncakeEngine(Throwing(call), "h")
     session = Session(
         link,
-        start_wire=lambda link: Wire(engine, Route("peer", 0, 0)),
+        start_wire=lambda link: Wire(engine, WireRoute("peer", 0, 0)),
         patience_s=60,
         arbiter=BandwidthArbiter(),
     )
@@ -577,7 +577,7 @@ def test_what_the_library_throws_at_the_start_is_told(monkeypatch: pytest.Monkey
 
 
 def test_an_engine_ends_also_when_it_cannot_be_woken() -> None:
-    engine = Engine(Throwing("send_probe"), "h")
+    engine = MooncakeEngine(Throwing("send_probe"), "h")
     engine.end()
     with pytest.raises(EngineEnded):
         engine.probe("peer")
@@ -585,7 +585,7 @@ def test_an_engine_ends_also_when_it_cannot_be_woken() -> None:
 
 def test_a_probe_that_throws_is_told_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = [FakeLibrary(), Throwing("send_probe")]
-    monkeypatch.setattr(mooncake_probe, "new_engine", lambda options: Engine(libraries.pop(), "h"))
+    monkeypatch.setattr(mooncake_probe, "new_engine", lambda options: MooncakeEngine(libraries.pop(), "h"))
     prober = Prober(OPTIONS)
     with pytest.raises(Unavailable, match=r"cannot ask .*RuntimeError: no descriptors left"):
         prober.check("peer:1")

@@ -14,7 +14,7 @@ from splash_core.errors import ConfigError
 from splash_core.layout.forms import AttentionForm, CpStorage, KernelLibrary
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig, load_document
-from splash_core.policy.decision import Cause, Decision, Executor, StepShape, Verdict
+from splash_core.policy.decision import Cause, Decision, DecisionVerdict, Executor, StepShape
 from splash_core.policy.document import parse_document
 from splash_core.policy.log import DecisionLog
 from splash_core.policy.outlook import outlooks
@@ -120,7 +120,7 @@ class TestHolds:
         self, seen: Snapshot, config: PolicyConfig = EAGER, state: PolicyState | None = None
     ) -> Decision:
         decision, _ = decide(seen, MODEL, config, state or PolicyState())
-        assert decision.verdict is Verdict.HOLD
+        assert decision.verdict is DecisionVerdict.HOLD
         assert set(decision.predicted_ms) == {layout for layout, pool in seen.pools.items() if pool.feasible}
         return decision
 
@@ -224,7 +224,7 @@ class TestRejects:
     def test_histories_do_not_fit(self) -> None:
         room = pools(TP=LayoutPool(feasible=True, total_tokens=800))
         decision, _ = decide(snapshot(LONG, room=room), MODEL, EAGER, PolicyState())
-        assert decision.verdict is Verdict.REJECT
+        assert decision.verdict is DecisionVerdict.REJECT
         assert decision.cause is Cause.NO_ROOM
         assert decision.layout_to is Layout.TP
         # 1,501 tokens and 200 to come in pages of 16, and 50 pages of room.
@@ -241,7 +241,7 @@ class TestRejects:
     def test_refused_by_the_planner(self) -> None:
         decision, state = decide(snapshot(LONG), MODEL, replace(EAGER, dwell_s=5.0), PolicyState())
         record = refused(decision, "needs 9 slots, 4 are free")
-        assert record.verdict is Verdict.REJECT
+        assert record.verdict is DecisionVerdict.REJECT
         assert not record.switches
         again, _ = decide(snapshot(LONG, time_s=1.0), MODEL, replace(EAGER, dwell_s=5.0), state)
         assert again.cause is Cause.DWELL
@@ -392,7 +392,7 @@ class TestPin:
     def test_infeasible_pin_is_rejected(self) -> None:
         room = pools(CP=LayoutPool(feasible=False, reason="no room for the projections"))
         decision, _ = decide(snapshot(LONG, room=room), MODEL, EAGER, PolicyState().with_pin(Layout.CP))
-        assert decision.verdict is Verdict.REJECT
+        assert decision.verdict is DecisionVerdict.REJECT
         assert "no room for the projections" in decision.reason
 
     def test_a_refused_pin_waits_for_the_dwell(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from splash_core.layout.layout import STANDARD_LAYOUTS, Layout
 from splash_core.policy.config import PolicyConfig
-from splash_core.policy.decision import Cause, Decision, Executor, Verdict
+from splash_core.policy.decision import Cause, Decision, DecisionVerdict, Executor
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide, refused
 from splash_core.scheduling.attention_choice import Fastest
@@ -108,7 +108,7 @@ def test_histories_are_not_put_where_they_do_not_fit() -> None:
     crowded = [decision for decision in pilot.decisions if decision.inputs["running"] == 3]
     assert crowded
     assert not any(decision.switches for decision in crowded)
-    rejected = [decision for decision in crowded if decision.verdict is Verdict.REJECT]
+    rejected = [decision for decision in crowded if decision.verdict is DecisionVerdict.REJECT]
     assert {(decision.cause, decision.layout_to) for decision in rejected} == {(Cause.NO_ROOM, Layout.TP)}
     assert not group.refused
     group.assert_empty()

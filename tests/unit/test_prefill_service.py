@@ -14,7 +14,7 @@ from splash_core.ids import RankId, RequestId, SeqId, SlotId, StepId
 from splash_core.layout.ownership import PageCopy
 from splash_core.leader.build import GroupBlueprint
 from splash_core.leader.leader import GroupLeader
-from splash_core.leader.streams import Stream
+from splash_core.leader.streams import SequenceStream
 from splash_core.obs.vitals import VitalTasks
 from splash_core.pb import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2
 from splash_core.rpc.codec import sampling_to_pb
@@ -67,8 +67,8 @@ class Leader:
         if self.failure is not None:
             raise self.failure
 
-    def open_stream(self, seq: SeqId) -> Stream:
-        stream = Stream()
+    def open_stream(self, seq: SeqId) -> SequenceStream:
+        stream = SequenceStream()
         stream.put(
             PrefilledEvent(
                 seq=seq, request_id=RequestId("r"), first_token=7, first_logprobs=None, prompt_logprobs=()

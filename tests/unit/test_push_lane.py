@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from splash_core.dist.fd_passing import fresh_address, listen
-from splash_core.engine.progress import Fence, StepProgress
+from splash_core.engine.progress import StepProgress, StreamFence
 from splash_core.engine.push_lane import PushLane
 from splash_core.engine.pushing import Pusher
 from splash_core.engine.rank_process import run_steps, tell_death
@@ -26,7 +26,7 @@ from splash_core.rpc.traffic import samples_from_pb
 from splash_core.scheduling.step import StepPlan, StepResult
 from splash_core.transport.abi import KvAbi
 from splash_core.transport.arena_memory import ArenaMemory
-from splash_core.transport.counters import Count, Sample
+from splash_core.transport.counters import TrafficCount, TrafficSample
 from splash_core.transport.device_memory import DeviceMemory
 from splash_core.transport.driver_errors import DriverError
 from splash_core.transport.memory import Memory
@@ -56,7 +56,7 @@ class SlowEngine:
         self.started = threading.Event()
         self.may_end = threading.Event()
         self.may_compute = [threading.Event() for _ in range(ARENA.num_layers)]
-        self.fence: Callable[[], Fence] | None = None
+        self.fence: Callable[[], StreamFence] | None = None
 
     def begin(self, plan: StepPlan) -> EndedStep:
         self.progress.begin(plan.step)
@@ -79,7 +79,7 @@ class Scene:
     peer: Pusher
     ended: list[BaseException | None]
     vitals: VitalThreads
-    traffic: tuple[Sample, ...] = ()
+    traffic: tuple[TrafficSample, ...] = ()
     """The newest counts."""
 
     async def expect(self, kind: str) -> rank_pb2.FromRank:
@@ -359,12 +359,12 @@ def test_the_leader_is_told_what_has_moved_and_to_whom() -> None:
         await scene.expect("push")
         while True:
             counts = {sample.count: sample.value for sample in scene.traffic}
-            if counts.get(Count.OPERATIONS) == 2:
+            if counts.get(TrafficCount.OPERATIONS) == 2:
                 break
             await scene.expect("traffic")
         assert {(sample.traffic, sample.peer) for sample in scene.traffic} == {("handoff", "d/1")}
-        assert counts[Count.BYTES] == 2 * ARENA.slot_bytes
-        assert (counts[Count.FAILURES], counts[Count.IN_FLIGHT]) == (1, 0)
+        assert counts[TrafficCount.BYTES] == 2 * ARENA.slot_bytes
+        assert (counts[TrafficCount.FAILURES], counts[TrafficCount.IN_FLIGHT]) == (1, 0)
 
     assert _play(scenario) is None
 

@@ -6,7 +6,7 @@ import pytest
 
 from services.router.metrics import Metrics
 from services.router.policy_canary import CanaryWatch
-from services.router.policy_delivery import Order
+from services.router.policy_delivery import PolicyOrder
 from services.router.policy_keeper import PolicyKeeper
 from services.router.records import GroupRecord
 from services.router.registry import Registry
@@ -50,10 +50,10 @@ class World:
             ),
         )
 
-    def in_force(self, record: GroupRecord) -> Order:
+    def in_force(self, record: GroupRecord) -> PolicyOrder:
         active = self.keeper.active
         assert active is not None
-        return Order(active.number, active.digest, self.canary.tries(record))
+        return PolicyOrder(active.number, active.digest, self.canary.tries(record))
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds * 10):

@@ -7,7 +7,7 @@ import pytest
 
 from services.router import main
 from services.router.config import RouterConfig
-from services.router.correctness_watch import CorrectnessWatch
+from services.router.correctness_watch import ProbeWatch
 from services.router.policy_file import PolicyFile
 from services.router.policy_service import PolicyService
 from services.router.registry import Registry
@@ -48,7 +48,7 @@ def serve(folder: Path, **settings: object) -> None:
     [
         (Registry, "_poll", r"poll of 127\.0\.0\.1:1"),
         (PolicyService, "_follow", "look after the policy"),
-        (CorrectnessWatch, "_follow", "correctness canary"),
+        (ProbeWatch, "_follow", "correctness canary"),
         (main._Server, "serve", "gateway"),
     ],
 )

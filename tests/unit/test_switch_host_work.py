@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from splash_core.engine.lanes import Lane, Move, SwitchTimes
-from splash_core.engine.mirror import Mirrors
+from splash_core.engine.mirror import SequenceMirrors
 from splash_core.engine.staging import ChunkWork, prepare
 from splash_core.engine.switching import SwitchExecution
 from splash_core.ids import Epoch, RankId, SeqId, StepId
@@ -152,7 +152,7 @@ def decoded(packed: bytes) -> StepPlan:
 
 
 def mirror(of: StepPlan) -> None:
-    Mirrors(T).apply(of)
+    SequenceMirrors(T).apply(of)
 
 
 @pytest.mark.parametrize(

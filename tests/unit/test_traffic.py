@@ -13,10 +13,12 @@ from splash_core.pb import common_pb2, control_pb2
 from splash_core.rpc.traffic import samples_from_pb, samples_to_pb
 from splash_core.scheduling.step import StepResult
 from splash_core.transport.classes import TrafficClass
-from splash_core.transport.counters import Count, Sample, TrafficCounters, summed
+from splash_core.transport.counters import TrafficCount, TrafficCounters, TrafficSample, summed
 
 
-def value(samples: tuple[Sample, ...], count: Count, peer: str, traffic: str = "handoff") -> float:
+def value(
+    samples: tuple[TrafficSample, ...], count: TrafficCount, peer: str, traffic: str = "handoff"
+) -> float:
     (found,) = [s.value for s in samples if (s.count, s.peer, s.traffic) == (count, peer, traffic)]
     return found
 
@@ -26,24 +28,24 @@ def test_operations_are_counted_from_their_beginning_to_their_end() -> None:
     counters.began(TrafficClass.HANDOFF, "decode-0/1")
     counters.began(TrafficClass.HANDOFF, "decode-0/1")
     counters.began(TrafficClass.HANDOFF, "decode-1/0")
-    assert value(counters.samples(), Count.IN_FLIGHT, "decode-0/1") == 2
+    assert value(counters.samples(), TrafficCount.IN_FLIGHT, "decode-0/1") == 2
     counters.ended(TrafficClass.HANDOFF, "decode-0/1", num_bytes=7, failed=False, held_s=0.5, moving_s=0.25)
     counters.ended(TrafficClass.HANDOFF, "decode-0/1", num_bytes=2, failed=True)
     samples = counters.samples()
-    assert value(samples, Count.IN_FLIGHT, "decode-0/1") == 0
-    assert value(samples, Count.IN_FLIGHT, "decode-1/0") == 1
-    assert value(samples, Count.BYTES, "decode-0/1") == 9
-    assert value(samples, Count.OPERATIONS, "decode-0/1") == 2
-    assert value(samples, Count.FAILURES, "decode-0/1") == 1
-    assert value(samples, Count.HELD_SECONDS, "decode-0/1") == 0.5
-    assert value(samples, Count.MOVING_SECONDS, "decode-0/1") == 0.25
+    assert value(samples, TrafficCount.IN_FLIGHT, "decode-0/1") == 0
+    assert value(samples, TrafficCount.IN_FLIGHT, "decode-1/0") == 1
+    assert value(samples, TrafficCount.BYTES, "decode-0/1") == 9
+    assert value(samples, TrafficCount.OPERATIONS, "decode-0/1") == 2
+    assert value(samples, TrafficCount.FAILURES, "decode-0/1") == 1
+    assert value(samples, TrafficCount.HELD_SECONDS, "decode-0/1") == 0.5
+    assert value(samples, TrafficCount.MOVING_SECONDS, "decode-0/1") == 0.25
 
 
 def test_a_group_sums_its_ranks_newest_counts_and_its_steps() -> None:
     traffic = GroupTraffic()
-    traffic.rank_told(RankId(0), (Sample(Count.BYTES, "handoff", "d/0", 5.0),))
-    traffic.rank_told(RankId(0), (Sample(Count.BYTES, "handoff", "d/0", 8.0),))
-    traffic.rank_told(RankId(1), (Sample(Count.BYTES, "handoff", "d/0", 1.0),))
+    traffic.rank_told(RankId(0), (TrafficSample(TrafficCount.BYTES, "handoff", "d/0", 5.0),))
+    traffic.rank_told(RankId(0), (TrafficSample(TrafficCount.BYTES, "handoff", "d/0", 8.0),))
+    traffic.rank_told(RankId(1), (TrafficSample(TrafficCount.BYTES, "handoff", "d/0", 1.0),))
     for step in (1, 2):
         results = [
             StepResult(step=StepId(step), rank=RankId(r), switch_bytes_received=10 * step) for r in (0, 1)
@@ -51,31 +53,31 @@ def test_a_group_sums_its_ranks_newest_counts_and_its_steps() -> None:
         traffic.step_ended(results)
     traffic.step_ended([StepResult(step=StepId(3), rank=RankId(0), precopy_bytes_received=4)])
     samples = traffic.samples()
-    assert value(samples, Count.BYTES, "d/0") == 9
-    assert value(samples, Count.BYTES, "", "switch") == 60
-    assert value(samples, Count.OPERATIONS, "", "switch") == 2
-    assert value(samples, Count.BYTES, "", "precopy") == 4
+    assert value(samples, TrafficCount.BYTES, "d/0") == 9
+    assert value(samples, TrafficCount.BYTES, "", "switch") == 60
+    assert value(samples, TrafficCount.OPERATIONS, "", "switch") == 2
+    assert value(samples, TrafficCount.BYTES, "", "precopy") == 4
 
 
 def test_samples_cross_the_wire_and_unknown_ones_are_errors() -> None:
-    samples = tuple(Sample(count, "handoff", "d/0", 1.5) for count in Count)
+    samples = tuple(TrafficSample(count, "handoff", "d/0", 1.5) for count in TrafficCount)
     assert samples_from_pb(samples_to_pb(samples)) == samples
     assert summed([samples, samples]) == tuple(
-        sorted(Sample(count, "handoff", "d/0", 3.0) for count in Count)
+        sorted(TrafficSample(count, "handoff", "d/0", 3.0) for count in TrafficCount)
     )
     with pytest.raises(ValueError, match="miles"):
         samples_from_pb([common_pb2.TrafficSample(name="miles")])
 
 
 def test_every_count_is_a_metric_of_the_router() -> None:
-    samples = [Sample(count, "handoff", "d/0", 2.0) for count in Count]
+    samples = [TrafficSample(count, "handoff", "d/0", 2.0) for count in TrafficCount]
     state = control_pb2.GroupState(layout="TP", traffic=samples_to_pb(samples))
     record = SimpleNamespace(state=state, label="p", phase="prefill")
     registry = SimpleNamespace(records=lambda: [record])
     dispatcher = SimpleNamespace(waiting=SimpleNamespace(requests=0, prompt_tokens=0), running=0)
     page = Metrics().render(gauges(cast("Any", registry), cast("Any", dispatcher)))
     labels = 'group="p",phase="prefill",class="handoff",peer="d/0"'
-    for count in Count:
+    for count in TrafficCount:
         assert f"splash_traffic_{count.value}{{{labels}}} 2" in page.splitlines()
         assert f"# HELP splash_traffic_{count.value} " in page
 

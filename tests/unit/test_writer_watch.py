@@ -10,7 +10,7 @@ import pytest
 
 from splash_core.errors import Conflict, GroupFailed
 from splash_core.ids import Incarnation
-from splash_core.leader.writers import DeathIsFence, Fence, Writer, WriterWatch
+from splash_core.leader.writers import DeathIsFence, Writer, WriterFence, WriterWatch
 from splash_core.scheduling.writers import handoff_writer, handoffs_over
 from tests.support.contacts import ELSEWHERE, ENDED
 
@@ -42,7 +42,7 @@ class Ranks:
 class Scene:
     """A decode group's leader with one claimed lease."""
 
-    def __init__(self, fence: Fence) -> None:
+    def __init__(self, fence: WriterFence) -> None:
         self.now = 100.0
         self.claims = {handoff_writer(W, 1)}
         self.freed: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 from services.bench import switch
 from services.bench.rig import Rig, TimedStep
 from services.bench.settings import INPROCESS, SwitchSettings
-from services.bench.sizing import Demand
+from services.bench.sizing import LargestCell
 from services.bench.spmd import RankHost, resolved
 from splash_core.cost.switch import exposed_with_one_buffer
 from splash_core.dist.comm import RankComms
@@ -72,7 +72,7 @@ def settings(case: Case) -> SwitchSettings:
 
 def rig_of(case: Case, comms: RankComms) -> Rig:
     """A group in the case's source, with histories in place."""
-    demand = Demand(layouts=case.direction, batch=4, tokens=40, rows=8)
+    demand = LargestCell(layouts=case.direction, batch=4, tokens=40, rows=8)
     rig = Rig(RankHost(comms=comms, started=0.0), settings(case), layout=case.direction[0], demand=demand)
     rig.place(4, 32)
     return rig

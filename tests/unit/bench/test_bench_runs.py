@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.bench import capacity, primitives, sweep, switch
-from services.bench.recorder import Recorder
+from services.bench.recorder import RowRecorder
 from services.bench.settings import (
     INPROCESS,
     BenchSettings,
@@ -145,11 +145,11 @@ class TestSwitch:
         """Every rank has time for so many repetitions."""
         asked_of: Counter[int] = Counter()
 
-        def fits(recorder: Recorder, seconds: float) -> bool:
+        def fits(recorder: RowRecorder, seconds: float) -> bool:
             asked_of[id(recorder)] += 1
             return asked_of[id(recorder)] <= allowed
 
-        monkeypatch.setattr(Recorder, "fits", fits)
+        monkeypatch.setattr(RowRecorder, "fits", fits)
         fields: dict[str, Any] = {**TINY, "warmup": 0, "layers": 2, "directions": "TP:DP,DP:TP,TP:CP"}
         asked = SwitchSettings(**fields, batch="2", context="8", chunk="2", modes="overlapped", reps=5)
         document = run_spmd(switch.run, resolved(asked))

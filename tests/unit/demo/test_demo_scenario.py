@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.demo.scenario import Phase, Target, walk
+from services.demo.scenario import DemoTarget, PhaseWalk, walk
 from services.demo.streams import Wave
 
 TOKENS = ((b"a", b"b"), (b"c", b"d"))
@@ -61,7 +61,7 @@ class FakeTarget:
         return self._waves.pop(0)
 
 
-PHASE = Phase(
+PHASE = PhaseWalk(
     name="decode",
     start="DP",
     alive=cast("Callable[[Wave], frozenset[int]]", FakeWave.look),
@@ -72,7 +72,7 @@ PHASE = Phase(
 
 def run_walk(target: FakeTarget) -> list[Any]:
     """The walk against a fake."""
-    return walk(cast("Target", target), PHASE, TOKENS)
+    return walk(cast("DemoTarget", target), PHASE, TOKENS)
 
 
 def test_twelve_switches_under_one_long_wave() -> None:
