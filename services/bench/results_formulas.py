@@ -160,7 +160,7 @@ ROLLOUT = """### Rollout
 
 One stack serves the same requests again and again: all at once, greedy, outputs with a long tail, so that the
 batch shrinks to one. An *arm* is a fixed layout, pinned in both phases, or the policy, which begins where
-services start (prefill TP, decode DP). No canary asks between (`canary_every_s`). After an arm that warms up
+services start (prefill TP, decode DP). No probes between (`canary_every_s`). After an arm that warms up
 and is not counted, each run has every arm once, in an order rotated by run.
 
     makespan    = from the moment at which all requests begin, at the client, to the last token

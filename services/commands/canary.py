@@ -1,4 +1,4 @@
-"""`splash canary`: is the model still saying what it said at first; exit 1 while an alarm is raised."""
+"""`splash canary`: do probes still get the answers that they got at first; exit 1 while there is an alarm."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def get(admin: Admin = None, admin_key_file: KeyFile = None, json: Json = False)
     """
     with connect(admin, admin_key_file) as client:
         told = client.get("/admin/canary")
-    emit(told, as_json=json, text=canary_text(told))
+    emit(told, as_json=json, text=probes_text(told))
     raise typer.Exit(Exit.FAILED if told["alarms"] else Exit.DONE)
 
 
@@ -35,7 +35,7 @@ def reset(admin: Admin = None, admin_key_file: KeyFile = None, json: Json = Fals
     emit(told, as_json=json, text="references and alarms forgotten")
 
 
-def canary_text(told: dict[str, Any]) -> str:
+def probes_text(told: dict[str, Any]) -> str:
     """For people."""
     if not told["every_s"]:
         return "off: the router was started with --canary-every-s 0"

@@ -85,7 +85,7 @@ def _group_text(group: Mapping[str, Any]) -> str:
     )
     text += f", pinned to {group['pinned']}" if group.get("pinned") else ""
     text += f"\n         out: {group['cause']}" if group.get("cause") else ""
-    return f"{text}\n         canary: {group['canary_alarm']}" if group.get("canary_alarm") else text
+    return f"{text}\n         probes: {group['canary_alarm']}" if group.get("canary_alarm") else text
 
 
 @app.command("set")

@@ -53,7 +53,7 @@ def router_config(settings: RouterSettings) -> RouterConfig:
         admin_key=admin_key(settings) or None,
         drain_timeout_s=settings.drain_timeout_s,
         policy=settings.policy,
-        canary_every_s=settings.canary_every_s,
+        probe_every_s=settings.canary_every_s,
     )
 
 

@@ -54,7 +54,7 @@ class Admin:
     registry: Registry
     dispatcher: Dispatcher
     policy: PolicyAdmin
-    correctness: ProbeAdmin
+    probes: ProbeAdmin
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -64,7 +64,7 @@ class Admin:
             "/admin/decisions": self.decisions,
             "/admin/decisions/bundle": self.bundle,
             "/admin/audit": self.audit,
-            "/admin/canary": self.correctness.get,
+            "/admin/canary": self.probes.get,
             "/admin/policy": self.policy.get,
             "/admin/policy/versions": self.policy.versions,
             "/admin/policy/versions/{number}": self.policy.version,
@@ -78,7 +78,7 @@ class Admin:
             "/admin/layout/pin": self.pin,
             "/admin/layout/unpin": self.unpin,
             "/admin/policy/rollback": self.policy.rollback,
-            "/admin/canary/reset": self.correctness.reset,
+            "/admin/canary/reset": self.probes.reset,
             "/admin/drain": self.drain,
         }
         routes = [Route(path, self._guarded(handler, _ASKED.get(path, ()))) for path, handler in get.items()]
@@ -90,7 +90,7 @@ class Admin:
 
     async def cluster(self, _: Request) -> Response:
         """`GET /admin/cluster`: every group's newest state."""
-        alarm_of, records = self.correctness.watch.alarm_of, self.registry.records()
+        alarm_of, records = self.probes.watch.alarm_of, self.registry.records()
         return JSONResponse(
             {
                 "groups": [
@@ -112,7 +112,7 @@ class Admin:
         workers = [self.registry.workers[record.address] for record in records]
         answers = await asyncio.gather(*(worker.decisions(last=last) for worker in workers))
         found = [json.loads(text) for answer in answers for text in answer.records]
-        found += self.policy.service.canary.records(phase) + self.correctness.watch.decisions(phase)
+        found += self.policy.service.canary.records(phase) + self.probes.watch.decisions(phase)
         found.sort(key=lambda record: record.get("time", 0))
         return JSONResponse(found[-last:])
 

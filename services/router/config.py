@@ -75,10 +75,10 @@ class RouterConfig:
     policy: str = ""
     """First version of the layout policy: `off`, `auto`, or a file that is watched. Empty: none, so that
     groups keep their own until one is put through the admin port."""
-    canary_every_s: float = 0.0
-    """Seconds between two checks of a pair of groups by the correctness canary; switches bring more. 0: none
+    probe_every_s: float = 0.0
+    """Seconds between two checks of a pair of groups by probes; switches bring more. 0: none
     at all."""
-    canary_deadline_s: float = 60.0
+    probe_deadline_s: float = 60.0
     """Seconds after which such a check is given up."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The correctness canary's endpoints on the admin port, and how it is put together."""
+"""The endpoints of probes on the admin port (`/admin/canary`), and how what asks them is put together."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class ProbeAdmin:
         return JSONResponse(self.watch.to_json())
 
 
-def correctness_watch(
+def probe_watch(
     config: RouterConfig,
     *,
     dispatcher: Dispatcher,
@@ -42,7 +42,7 @@ def correctness_watch(
     metrics: Metrics,
     sources: Sources,
 ) -> ProbeWatch:
-    """The canary of a router, not started.
+    """What asks a router's probes, not started.
 
     Args:
         config: of the router.
@@ -56,7 +56,7 @@ def correctness_watch(
         registry=registry,
         questioner=Questioner(registry=registry, dispatcher=dispatcher, new_id=sources.new_id),
         book=PromptBook(tokenizer),
-        deadline_s=config.canary_deadline_s,
+        deadline_s=config.probe_deadline_s,
         wall=sources.wall,
     )
     return ProbeWatch(
@@ -65,6 +65,6 @@ def correctness_watch(
         holder=Holder(registry=registry, clock=sources.monotonic),
         memory=MemoryInGroups(registry=registry, clock=sources.monotonic, wall=sources.wall),
         metrics=metrics,
-        every_s=config.canary_every_s,
+        every_s=config.probe_every_s,
         clock=sources.monotonic,
     )

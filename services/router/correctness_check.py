@@ -1,4 +1,4 @@
-"""One check of the correctness canary: rounds on one pair of groups until they amount to a finding.
+"""One check by probes: rounds on one pair of groups until they amount to a finding.
 
 Invariant: a check ends within its deadline, and at once when a group drains, ends or fills up; then it has
 found nothing.

@@ -1,4 +1,4 @@
-"""The fixed prompts of the correctness canary, from texts of our own and the model's tokenizer.
+"""The fixed prompts that probes ask, from texts of our own and the model's tokenizer.
 
 Invariant: the same tokenizer and lengths always give the same ids, none of them special but a BOS.
 """

@@ -1,4 +1,4 @@
-"""One round of the correctness canary: all its prompts, sent to one pair of groups as ordinary requests.
+"""One round of probes: all fixed prompts, sent to one pair of groups as requests of purpose `PROBE`.
 
 They are charged to their groups like users' requests, wait behind all of them, and are in none of the counts
 of requests that the router keeps. Invariant: when a round ends, however it does, both groups hold nothing of
@@ -71,7 +71,7 @@ class Questioner:
 
     async def ask(self, pair: Pair, prompts: Prompts, asking: Asking) -> tuple[Answer, ...]:
         """The answers to all prompts, sent at once and followed in `asking`; raises `SplashError`."""
-        name = f"canary-{self.new_id()}"
+        name = f"probe-{self.new_id()}"
         jobs = [
             SequenceJob(request_id=f"{name}-{index}", prompt=prompt, sampling=SAMPLING)
             for index, prompt in enumerate(prompts)

@@ -1,4 +1,4 @@
-"""What the correctness canary tells of one pair of groups: last check, what it waits for, its alarm.
+"""What probes tell of one pair of groups: last check, what it waits for, its alarm.
 
 Invariant: a pair that is not asked shows no value of the moment but its alarm; one that has ended, nothing.
 """
@@ -11,7 +11,7 @@ from services.router.metrics import Metrics
 from splash_core.policy.correctness_notes import GroupMark, PairMark, PairName, ProbeFinding, Round
 from splash_core.policy.correctness_record import DriftRecord
 
-_PREFIX = "splash_correctness_canary"
+_PREFIX = "splash_probe"
 _ALARM, _DELTA, _TIME = "alarm", "last_delta", "last_check_timestamp_seconds"
 _COUNTS = ("checks_total", "drifts_total", "odd_total", "skipped_total", "gave_up_total")
 

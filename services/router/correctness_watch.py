@@ -1,4 +1,4 @@
-"""The correctness canary: asks fixed prompts again and again; a layout that changes an answer is left.
+"""Probes: fixed prompts are asked again and again, and a layout that changes an answer is left.
 
 Invariant: at most one round is under way in a router, users' requests go before it, and it is given up when a
 group drains, fills up, or takes too long.
@@ -52,7 +52,7 @@ class _Call:
 
 @dataclass(slots=True, kw_only=True)
 class ProbeWatch:
-    """The canary of one router."""
+    """What asks the probes of one router."""
 
     registry: Registry
     checker: Checker
@@ -88,7 +88,7 @@ class ProbeWatch:
                 await self.look()
             except Exception:  # a look that goes wrong must not end all that come later
                 self._not_before_s = self.clock() + _RETRY_S
-                _LOG.exception("the correctness canary could not look")
+                _LOG.exception("probes could not be looked after")
             await self.registry.wait_for_change()
 
     async def look(self) -> None:
@@ -208,7 +208,7 @@ class ProbeWatch:
         self._obstruct(status, f"given up: {told}")
         status.count("gave_up_total")
         if not isinstance(error, SplashError):
-            _LOG.error("the correctness canary failed", exc_info=error)
+            _LOG.error("a check by probes failed", exc_info=error)
 
     async def _treated(self, call: _Call, finding: ProbeFinding) -> DriftRecord:
         """Hold what may be at fault; what was found and done."""
@@ -236,7 +236,7 @@ class ProbeWatch:
         """Note why a check that is due is not made; told once for as long as there is a reason."""
         if status.obstruct(obstacle, now_s=self.clock()):
             fields = {"pair": list(status.pair), "cause": obstacle}
-            _LOG.info("correctness canary waits", extra={"fields": fields})
+            _LOG.info("probes wait", extra={"fields": fields})
 
     def reset(self) -> None:
         """Forget references and alarms: the next answers are the new references."""
@@ -246,7 +246,7 @@ class ProbeWatch:
             status.end_alarm()
             status.not_before_s = 0.0
             status.show()
-        _LOG.info("correctness canary reset")
+        _LOG.info("probes reset")
 
     def alarm_of(self, group: str) -> str | None:
         """Why answers of a group are not trusted; None where they are."""

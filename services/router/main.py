@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from services.listening import listen
 from services.router.admin import Admin
 from services.router.config import RouterConfig
-from services.router.correctness_admin import ProbeAdmin, correctness_watch
+from services.router.correctness_admin import ProbeAdmin, probe_watch
 from services.router.correctness_watch import ProbeWatch
 from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.gateway import Gateway, Sources
@@ -55,7 +55,7 @@ class Router:
     registry: Registry
     dispatcher: Dispatcher
     policy: PolicyService
-    correctness: ProbeWatch
+    probes: ProbeWatch
     gateway: Starlette
     admin: Starlette
 
@@ -63,11 +63,11 @@ class Router:
         """Ask the groups for their state, give them the policy, and watch their answers."""
         await self.registry.start(vitals)
         await self.policy.start(vitals)
-        await self.correctness.start(vitals)
+        await self.probes.start(vitals)
 
     async def stop(self) -> None:
         """Leave the groups alone."""
-        await self.correctness.stop()
+        await self.probes.stop()
         await self.policy.stop()
         await self.registry.stop()
 
@@ -104,21 +104,19 @@ def build(config: RouterConfig) -> Router:
         sources=sources,
     )
     policy = PolicyService(config.policy, registry, metrics)
-    correctness = correctness_watch(
-        config, dispatcher=dispatcher, tokenizer=tokenizer, metrics=metrics, sources=sources
-    )
+    probes = probe_watch(config, dispatcher=dispatcher, tokenizer=tokenizer, metrics=metrics, sources=sources)
     admin = Admin(
         config=config,
         registry=registry,
         dispatcher=dispatcher,
         policy=PolicyAdmin(service=policy),
-        correctness=ProbeAdmin(watch=correctness),
+        probes=ProbeAdmin(watch=probes),
     )
     return Router(
         registry=registry,
         dispatcher=dispatcher,
         policy=policy,
-        correctness=correctness,
+        probes=probes,
         gateway=gateway.app(),
         admin=admin.app(),
     )

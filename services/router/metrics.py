@@ -25,7 +25,7 @@ TRAFFIC: Mapping[str, tuple[str, str]] = {
 }
 """By the names of `splash_core.transport.counters.Count`."""
 
-_CORRECTNESS: Mapping[str, tuple[str, str]] = {
+_PROBES: Mapping[str, tuple[str, str]] = {
     "checks_total": ("counter", "Checks of a pair of groups that have come to an end."),
     "drifts_total": ("counter", "Checks that found other answers than the reference, twice in a row."),
     "odd_total": ("counter", "Checks that found other answers once and not again."),
@@ -35,7 +35,7 @@ _CORRECTNESS: Mapping[str, tuple[str, str]] = {
     "last_check_timestamp_seconds": ("gauge", "When that was, since the epoch."),
     "alarm": ("gauge", "1 from a drift until answers are as before and nothing is held, or a reset."),
 }
-"""Of the correctness canary, by pair of groups."""
+"""Of the checks that probes make, by pair of groups."""
 
 _HELP: Mapping[str, tuple[str, str]] = {
     "splash_requests_total": ("counter", "Requests answered, by endpoint and HTTP status."),
@@ -64,7 +64,7 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "splash_group_policy_version": ("gauge", "Version of the policy that a group decides by; 0: its own."),
     "splash_policy_version": ("gauge", "Active version of the policy."),
     "splash_policy_rejected_total": ("counter", "Edits of the policy that were not valid, by source."),
-    **{f"splash_correctness_canary_{name}": entry for name, entry in _CORRECTNESS.items()},
+    **{f"splash_probe_{name}": entry for name, entry in _PROBES.items()},
     **{f"splash_traffic_{name}": entry for name, entry in TRAFFIC.items()},
 }
 

@@ -1,4 +1,4 @@
-"""What the correctness canary remembers, what is to be asked next, and what follows from an answer. Pure.
+"""What is remembered of probes, what is to be asked next, and what follows from an answer. Pure.
 
     no reference ──▶ two rounds that agree ──▶ reference
     reference ──▶ a new pair, a switch, a restart, or the period is over ──▶ a round ──▶ SAME

@@ -21,7 +21,7 @@ class Treated:
 
     @property
     def held(self) -> bool:
-        """Whether the canary holds the group."""
+        """Whether the group is held for it."""
         return bool(self.remedy.to) and not self.trouble
 
     @property

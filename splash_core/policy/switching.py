@@ -142,7 +142,7 @@ def _worth(
     best: Outlook,
 ) -> PolicyFinding:
     """`best` leads by the margin: is this the time, and does the gain pay for the switch in some way?"""
-    now, lead = snapshot.time_s, _lead(own, best)
+    now, lead, to = snapshot.time_s, _lead(own, best), best.layout
     offered = _ways(snapshot, model, looks, best, config, own)
     possible = [way for way in offered if not way.refusal]
     paying = [way for way in possible if way.net_s > 0]
@@ -156,13 +156,11 @@ def _worth(
         "contention_ms": way.cost.contention_s * 1e3,
         "executors": ways_json(offered),
     }
-    summary = f"{best.layout} leads {snapshot.layout} by {lead:.1%}"
+    summary = f"{to} leads {snapshot.layout} by {lead:.1%}"
 
     def hold(cause: Cause, reason: str) -> PolicyFinding:
-        words = f"{summary}; {reason}"
-        return PolicyFinding(
-            DecisionVerdict.HOLD, cause, words, best.layout, state, extra, way, Executor.WAIT
-        )
+        told = f"{summary}; {reason}"
+        return PolicyFinding(DecisionVerdict.HOLD, cause, told, to, state, extra, way, Executor.WAIT)
 
     if state.streak < config.confirm:
         return hold(Cause.CONFIRMING, f"seen {state.streak} of {config.confirm} times")
@@ -181,10 +179,8 @@ def _worth(
     after = state.with_switch(now, exposed_s=way.cost.exposed_s)
     if config.shadow:
         return replace(hold(Cause.SHADOW, "shadow mode: would switch"), state=after)
-    reason = f"{summary}; gain {way.gain_s * 1e3:.1f} ms over {best.remaining_steps} steps, {way.mode}"
-    return PolicyFinding(
-        DecisionVerdict.SWITCH, Cause.LEAD, reason, best.layout, after, extra, way, way.executor
-    )
+    why = f"{summary}; gain {way.gain_s * 1e3:.1f} ms over {best.remaining_steps} steps, {way.mode}"
+    return PolicyFinding(DecisionVerdict.SWITCH, Cause.LEAD, why, to, after, extra, way, way.executor)
 
 
 def _best(looks: list[Outlook]) -> Outlook | None:

@@ -14,7 +14,7 @@ from splash_core.transport.options import MOONCAKE
 from tests.support.transports import ABI, PeerProcess, eventually, new_transport, writer_process
 
 NUM_BYTES = 24 << 20
-CANARY = 7
+PATTERN = 7
 
 
 class Receiver:
@@ -26,7 +26,7 @@ class Receiver:
         self.address = transport.register(memory, ABI).address
 
     def untouched(self) -> bool:
-        return bool((self.memory.bytes_B == CANARY).all())
+        return bool((self.memory.bytes_B == PATTERN).all())
 
     def frozen_in_the_middle(self, writer: PeerProcess, *, term: int) -> None:
         """Returns when the writer has begun to write, and stands still."""
@@ -64,7 +64,7 @@ def test_no_byte_of_a_fenced_writer_lands_when_it_runs_again(receiver: Receiver,
     receiver.frozen_in_the_middle(frozen, term=1)
     receiver.transport.fence("w", term=1)
     # From here on the pages are free: whoever gets them must find them untouched.
-    receiver.memory.bytes_B.fill_(CANARY)
+    receiver.memory.bytes_B.fill_(PATTERN)
     frozen.resume()
     state, _, error, _ = _outcome(frozen)
     assert state is OpState.FAILED
@@ -100,12 +100,12 @@ def test_bytes_of_a_killed_writer_do_not_land_after_its_fence(
     eventually(lambda: bool(receiver.memory.bytes_B[0] == 5), "the first bytes have landed")
     frozen.kill()
     receiver.transport.fence("w", term=1)
-    receiver.memory.bytes_B.fill_(CANARY)
+    receiver.memory.bytes_B.fill_(PATTERN)
     with writer_process("v", 4096) as other:
         for _ in range(20):
             _write(other, at_term(receiver.address, 1))
             assert _outcome(other)[0] is OpState.DONE
-    assert bool((receiver.memory.bytes_B[4096:] == CANARY).all())
+    assert bool((receiver.memory.bytes_B[4096:] == PATTERN).all())
 
 
 def _quiet(writer: PeerProcess) -> bool:

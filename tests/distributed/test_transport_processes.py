@@ -25,7 +25,7 @@ from tests.support.transports import (
 
 NUM_BYTES = 24 << 20
 WHOLE = Descriptor(0, 0, NUM_BYTES)
-CANARY = 7
+PATTERN = 7
 
 
 @pytest.fixture(params=(SHM, DEVICE, MOONCAKE))
@@ -106,11 +106,11 @@ def _still_works(writer: Writer, peer: PeerProcess) -> None:
 
 
 def _nothing_lands(writer: Writer, peer: PeerProcess, other: PeerProcess) -> None:
-    """Over the time of whole other writes, a canary in the peer's memory stays as it is."""
-    peer.ask("fill", CANARY)
+    """Over the time of whole other writes, a pattern in the peer's memory stays as it is."""
+    peer.ask("fill", PATTERN)
     for _ in range(3):
         _still_works(writer, other)
-    assert peer.ask("all", CANARY)
+    assert peer.ask("all", PATTERN)
 
 
 def test_pages_cross_processes_whole_and_in_their_places(writer: Writer, peer: PeerProcess) -> None:
@@ -245,10 +245,10 @@ def test_a_peer_that_leaves_in_order_fails_the_write() -> None:
         peer.ask("close")
         assert op.wait(WITHIN_S).state is OpState.FAILED
         eventually(lambda: op.quiesced, "the peer has closed")
-        peer.ask("fill", CANARY)
+        peer.ask("fill", PATTERN)
         with pytest.raises(Unavailable):
             writer.transport.connect(peer.address, ABI)
-        assert peer.ask("all", CANARY)
+        assert peer.ask("all", PATTERN)
 
 
 def test_a_silent_peer_is_not_waited_for_again_at_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.router.config import RouterConfig
-from services.router.correctness_admin import correctness_watch
+from services.router.correctness_admin import probe_watch
 from services.router.correctness_watch import ProbeWatch
 from services.router.dispatch import Dispatcher, DispatchSettings
 from services.router.events import SequenceJob, Tokens
@@ -57,7 +57,7 @@ def groups(tiny_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @contextlib.asynccontextmanager
 async def _watched(run_dir: Path, model: Path) -> AsyncIterator[tuple[ProbeWatch, Dispatcher, Registry]]:
-    """A router's canary and its way for users, in this event loop."""
+    """A router's probes and its way for users, in this event loop."""
     addresses = {phase: f"unix:{run_dir}/{phase}-0.grpc" for phase in ("prefill", "decode")}
     loop = asyncio.get_running_loop()
     workers = {
@@ -70,9 +70,9 @@ async def _watched(run_dir: Path, model: Path) -> AsyncIterator[tuple[ProbeWatch
         registry, DispatchSettings(limits=limits, expected_output_tokens=64), clock=loop.time
     )
     config = RouterConfig(
-        model=model, prefill=(addresses["prefill"],), decode=(addresses["decode"],), canary_every_s=3600.0
+        model=model, prefill=(addresses["prefill"],), decode=(addresses["decode"],), probe_every_s=3600.0
     )
-    watch = correctness_watch(
+    watch = probe_watch(
         config,
         dispatcher=dispatcher,
         tokenizer=Tokenizer.load(model),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-CANARY = 0xA5
+PATTERN = 0xA5
 _NAME = "splash-arena"
 
 
@@ -21,13 +21,13 @@ class Arena:
         self._slot_bytes = slot_bytes
 
     def mark(self, slots: Sequence[int]) -> None:
-        """Fill slots with the canary."""
+        """Fill slots with the pattern."""
         for slot in slots:
-            self._memory[self._part(slot)] = bytes([CANARY]) * self._slot_bytes
+            self._memory[self._part(slot)] = bytes([PATTERN]) * self._slot_bytes
 
     def touched(self, slots: Sequence[int]) -> list[int]:
         """Marked slots that somebody has written since."""
-        whole = bytes([CANARY]) * self._slot_bytes
+        whole = bytes([PATTERN]) * self._slot_bytes
         return [slot for slot in slots if self._memory[self._part(slot)] != whole]
 
     def _part(self, slot: int) -> slice:

@@ -56,6 +56,16 @@ def test_files_are_small() -> None:
     assert {path: size for path, size in sizes.items() if size > MAX_FILE_LINES} == {}
 
 
+def test_a_class_name_stands_for_one_thing() -> None:
+    names = Counter(
+        node.name
+        for path in source_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_functions_are_small() -> None:
     too_long = {
         f"{relative(path)}::{function.name}": size

@@ -1,4 +1,4 @@
-"""What counts as a changed answer, and what the canary concludes from rounds of them."""
+"""What counts as a changed answer, and what probes conclude from rounds of them."""
 
 import math
 from dataclasses import replace

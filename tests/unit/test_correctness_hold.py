@@ -1,4 +1,4 @@
-"""What the correctness canary says of a pin whose answer is lost, and when that alarm ends."""
+"""What probes tell of a pin whose answer is lost, and when that alarm ends."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from splash_core.errors import Conflict, SplashError, Unavailable
-from tests.support.canary_world import World
+from tests.support.probe_world import World
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -15,7 +15,7 @@ from splash_core.policy.correctness import Said
 from splash_core.policy.correctness_memory import GoodMark, ProbeMemory, memory_from, recalled
 from splash_core.policy.correctness_notes import GroupMark, PairMark, ProbeNotes, Round
 from splash_core.policy.snapshot import Phase
-from tests.support.canary_world import RIGHT, WRONG, World
+from tests.support.probe_world import RIGHT, WRONG, World
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,4 @@
-"""The correctness canary where groups come, go, restart and keep silent."""
+"""Probes where groups come, go, restart and keep silent."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,7 +9,7 @@ import pytest
 
 from splash_core.errors import Unavailable
 from splash_core.obs.vitals import VitalTasks
-from tests.support.canary_world import EVERY_S, RIGHT, WRONG, World
+from tests.support.probe_world import EVERY_S, RIGHT, WRONG, World
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,4 @@
-"""Whose requests wait in a group while the correctness canary asks: its own, or users'."""
+"""Whose requests wait in a group while probes are asked: their own, or users'."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ PROMPTS = ((1, 2), (3, 4))
 
 
 class World:
-    """A pair of groups, two requests of the canary in them, and a clock."""
+    """A pair of groups, two probes in them, and a clock."""
 
     def __init__(self) -> None:
         self.now = 0.0

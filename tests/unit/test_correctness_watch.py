@@ -1,4 +1,4 @@
-"""The correctness canary in a router over scripted groups, of which one layout can be made wrong."""
+"""Probes in a router over scripted groups, of which one layout can be made wrong."""
 
 import asyncio
 import json
@@ -26,12 +26,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("model"))
 
 
-def canary(router: RunningRouter) -> dict[str, Any]:
+def probes(router: RunningRouter) -> dict[str, Any]:
     return httpx.get(f"{router.admin_url}/admin/canary").json()
 
 
 def pair_of(router: RunningRouter) -> dict[str, Any]:
-    (pair,) = canary(router)["pairs"]
+    (pair,) = probes(router)["pairs"]
     return pair
 
 
@@ -43,7 +43,7 @@ def groups(router: RunningRouter) -> dict[str, dict[str, Any]]:
 def metrics(router: RunningRouter, name: str) -> float:
     page = httpx.get(f"{router.url}/metrics").text.splitlines()
     labels = '{decode="decode-0",prefill="prefill-0"}'
-    found = [line for line in page if line.startswith(f"splash_correctness_canary_{name}{labels} ")]
+    found = [line for line in page if line.startswith(f"splash_probe_{name}{labels} ")]
     return float(found[0].rpartition(" ")[2]) if found else 0.0
 
 
@@ -61,9 +61,9 @@ def set_layout(router: RunningRouter, layout: str) -> None:
 
 @contextmanager
 def watched(folder: Path, **settings: object) -> Iterator[RunningRouter]:
-    """A router whose canary has its reference."""
-    with running_router(folder, **{"canary_every_s": HOUR, **settings}) as router:
-        until(lambda: [pair for pair in canary(router)["pairs"] if pair["reference"]])
+    """A router whose probes have their reference."""
+    with running_router(folder, **{"probe_every_s": HOUR, **settings}) as router:
+        until(lambda: [pair for pair in probes(router)["pairs"] if pair["reference"]])
         yield router
 
 
@@ -139,7 +139,7 @@ def test_the_command_tells_of_alarms_and_resets_them(
         set_layout(router, "TP")
         until(lambda: pair_of(router)["last"]["verdict"] == "SAME" and pair_of(router)["alarm"])
         assert splash(monkeypatch, router, "layout", "get") == 0
-        assert ", pinned to DP\n         canary: answers have changed" in capsys.readouterr().out
+        assert ", pinned to DP\n         probes: answers have changed" in capsys.readouterr().out
         assert splash(monkeypatch, router, "canary", "get") == 1
         shown = capsys.readouterr().out
         assert "ALARM: answers have changed (prefill-0 in TP, decode-0 in TP): prompt 0 has token" in shown
@@ -162,14 +162,14 @@ def test_an_alarm_tells_what_was_found_and_done_and_ends_with_the_pin(folder: Pa
         assert "in the mean" in decision["reason"]
         (group,) = pair_of(router)["alarm"]["groups"]
         assert (group["group"], group["pinned_to"]) == ("decode-0", "DP")
-        assert len(canary(router)["drifts"]) == 1
+        assert len(probes(router)["drifts"]) == 1
         httpx.post(f"{router.admin_url}/admin/layout/unpin", json={"phase": "decode"})
         until(lambda: pair_of(router)["alarm"] is None)
         assert metrics(router, "alarm") == 0
 
 
 def test_a_drift_without_a_switch_holds_everything_where_it_is(folder: Path) -> None:
-    with watched(folder, canary_every_s=0.05) as router:
+    with watched(folder, probe_every_s=0.05) as router:
         router.backend.faults.wrong_answers = 1_000_000
         until(lambda: pair_of(router)["drifts"] > 1)
         assert (router.backend.prefill.pinned, router.backend.decode.pinned) == ("TP", "DP")
@@ -183,17 +183,17 @@ def test_a_drift_without_a_switch_holds_everything_where_it_is(folder: Path) -> 
 
 
 def test_one_odd_answer_is_counted_and_is_no_alarm(folder: Path) -> None:
-    with watched(folder, canary_every_s=0.05) as router:
+    with watched(folder, probe_every_s=0.05) as router:
         router.backend.faults.wrong_answers = 1
         until(lambda: metrics(router, "odd_total") == 1)
         count = pair_of(router)["checks"]
         until(lambda: pair_of(router)["checks"] > count + 2)
-        assert canary(router)["alarms"] == 0
+        assert probes(router)["alarms"] == 0
         assert router.backend.decode.pinned == ""
 
 
 def test_a_group_with_waiting_requests_is_not_asked_and_that_is_said(folder: Path) -> None:
-    with running_router(folder, canary_every_s=HOUR, canary_deadline_s=5.0) as router:
+    with running_router(folder, probe_every_s=HOUR, probe_deadline_s=5.0) as router:
         router.backend.decode.waiting = 3
         until(lambda: metrics(router, "skipped_total"))
         until(lambda: pair_of(router)["waits_for"] == "decode-0 is saturated: 3 requests wait")
@@ -228,13 +228,13 @@ def test_a_check_is_given_up_when_a_group_fills_up_or_drains(folder: Path, end: 
 
 
 def test_a_check_is_given_up_at_its_deadline_and_holds_nothing_then(folder: Path) -> None:
-    with watched(folder, canary_deadline_s=2.0) as router:
+    with watched(folder, probe_deadline_s=2.0) as router:
         router.backend.faults.hold_prefill = router.call(asyncio.Event)
         set_layout(router, "TP")
         until(lambda: metrics(router, "gave_up_total") == 1)
         assert pair_of(router)["waits_for"] == "given up: no answer within 2 s"
         until(lambda: router.backend.counts.held == 0)
-        assert canary(router)["alarms"] == 0
+        assert probes(router)["alarms"] == 0
 
 
 def test_a_router_that_drains_asks_no_more(folder: Path) -> None:
@@ -265,15 +265,15 @@ def test_a_router_that_starts_anew_takes_nothing_wrong_for_right(folder: Path) -
         with watched(folder, **addresses):
             until(lambda: host.backend.prefill.kept and host.backend.decode.kept)
         host.backend.faults.wrong_layouts = frozenset({"DP"})
-        with running_router(folder, **addresses, canary_every_s=HOUR) as later:
-            until(lambda: canary(later)["alarms"])
+        with running_router(folder, **addresses, probe_every_s=HOUR) as later:
+            until(lambda: probes(later)["alarms"])
             assert pair_of(later)["last"]["verdict"] == "DRIFT"
 
 
 def test_without_a_period_nothing_is_asked(folder: Path) -> None:
     with running_router(folder) as router:
         until(lambda: groups(router)["decode"]["state"] == "ready")
-        assert canary(router) == {"every_s": 0.0, "alarms": 0, "out": [], "pairs": [], "drifts": []}
+        assert probes(router) == {"every_s": 0.0, "alarms": 0, "out": [], "pairs": [], "drifts": []}
         assert groups(router)["decode"]["canary_alarm"] is None
         assert router.backend.counts.decode_calls == 0
 

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from services.commands.canary import canary_text
+from services.commands.canary import probes_text
 from services.router.weights import RoutedModel, why_out
 from splash_core.leader.fingerprint import short_fingerprint
 from splash_core.pb import common_pb2
-from tests.support.canary_world import World
+from tests.support.probe_world import World
 
 OLD, NEW = "0123456789abcdef-00112233445566aa", "0123456789abcdef-ffeeddccbbaa9988"
 SHORT_OLD, SHORT_NEW = "01234567-00112233", "01234567-ffeeddcc"
@@ -50,7 +50,7 @@ def test_a_group_that_the_router_refuses_is_out_and_the_reference_left() -> None
         left = told["reference_left"]
         assert f"reference of fingerprint {SHORT_OLD} does not apply: d0 serves {SHORT_NEW}" in left
         assert "restart d0 with the --model of before" in left
-        text = canary_text(world.watch.to_json())
+        text = probes_text(world.watch.to_json())
         assert text.startswith(f"d0 is out: {reason}\n")
         assert f"reference (fingerprint {SHORT_OLD}): p0 in DP" in text
         assert left in text
@@ -73,7 +73,7 @@ def test_two_groups_of_unlike_weights_are_both_out_and_name_each_other() -> None
         assert told["pairs"] == []
         assert f"serves fingerprint {SHORT_OLD}, but d0 {SHORT_NEW}" in outs(world)["p0"]
         assert f"serves fingerprint {SHORT_NEW}, but p0 {SHORT_OLD}" in outs(world)["d0"]
-        assert "restart the one that is wrong with the other's --model" in canary_text(told)
+        assert "restart the one that is wrong with the other's --model" in probes_text(told)
         records = world.registry.records()
         assert [why_out(record, records) for record in records] == [
             outs(world)[name] for name in ("p0", "d0")

@@ -1,4 +1,4 @@
-"""The correctness canary over real engines: all switches of both phases, and no false alarm."""
+"""Probes over real engines: all switches of both phases, and no false alarm."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -40,13 +40,13 @@ def _until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def _canary(stack: Stack) -> dict[str, Any]:
+def _probes(stack: Stack) -> dict[str, Any]:
     return httpx.get(f"{stack.admin_url}/admin/canary", timeout=30).json()
 
 
 def _checked(stack: Stack) -> dict[str, int]:
     """Epochs of the groups at the newest check."""
-    pairs = _canary(stack)["pairs"]
+    pairs = _probes(stack)["pairs"]
     last = pairs[0]["last"] if pairs else None
     return {group["group"]: group["layout_epoch"] for group in last["groups"]} if last else {}
 
@@ -63,10 +63,10 @@ def test_twelve_switches_of_each_phase_raise_no_alarm_and_leave_no_page(stack: S
             assert answer.status_code == 200, answer.text
         epochs = {"prefill-0": number, "decode-0": number}
         _until(lambda wanted=epochs: _checked(stack) == wanted)
-        last = _canary(stack)["pairs"][0]["last"]
+        last = _probes(stack)["pairs"][0]["last"]
         assert (last["verdict"], last["odd"]) == ("SAME", None), last
         seen.append(last["comparison"]["largest_delta"])
-    told = _canary(stack)
+    told = _probes(stack)
     assert (told["alarms"], told["drifts"]) == (0, [])
     assert told["pairs"][0]["last"]["comparison"]["tokens"] > 0
     assert max(seen) > 0, "layouts round differently: equal to the last bit would mean that nothing was asked"

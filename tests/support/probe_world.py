@@ -1,4 +1,4 @@
-"""A correctness canary over groups without a wire: a test says what they answer, and moves the clock."""
+"""Probes over groups without a wire: a test says what they answer, and moves the clock."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -28,7 +28,7 @@ RIGHT, WRONG = said(5, 6), said(5, 7)
 
 
 class World:
-    """A canary over some prefill and decode groups, p0 and d0 the first."""
+    """Probes of some prefill and decode groups, p0 and d0 the first."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class World:
         return self.answers(pair)
 
     async def look(self, times: int = 1) -> None:
-        """The canary looks so often, a second after each other."""
+        """The router looks so often, a second after each other."""
         for _ in range(times):
             self.now += 1.0
             for address in self.groups:
@@ -132,6 +132,6 @@ class World:
 
     @property
     def page(self) -> Sequence[str]:
-        """Samples of the canary's metrics."""
+        """Samples of the probes' metrics."""
         lines = self.metrics.render(()).splitlines()
-        return [line for line in lines if line.startswith("splash_correctness_canary_")]
+        return [line for line in lines if line.startswith("splash_probe_")]
