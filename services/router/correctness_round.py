@@ -22,13 +22,18 @@ from splash_core.dispatch.placement import Pair
 from splash_core.errors import Unavailable
 from splash_core.policy.correctness import Answer, Said
 from splash_core.scheduling.step import TokenLogprobs
-from splash_core.spec.request import Purpose, SamplingParams
+from splash_core.spec.request import MOST_PRIORITY, Purpose, SamplingParams
 
 ANSWER_TOKENS = 24
 SAMPLING = SamplingParams(
-    temperature=0.0, max_tokens=ANSWER_TOKENS, min_tokens=0, logprobs=2, purpose=Purpose.PROBE
+    temperature=0.0,
+    max_tokens=ANSWER_TOKENS,
+    min_tokens=0,
+    logprobs=2,
+    purpose=Purpose.PROBE,
+    priority=MOST_PRIORITY,
 )
-"""Greedy, to the full length, and marked as nobody's."""
+"""Greedy, to the full length, and marked as nobody's; the priority is for leaders that know no marks yet."""
 
 
 @dataclass(slots=True, kw_only=True)
