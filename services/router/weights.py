@@ -25,10 +25,12 @@ class RoutedModel:
         """Why a group may not be asked: its tokens would mean something else."""
         if same_checkpoint(self.fingerprint, abi.model):
             return None
+        same_config = self.fingerprint.partition("-")[0] == abi.model.partition("-")[0]
         return (
             f"serves {abi.model_name!r} (fingerprint {short_fingerprint(abi.model)}), but this router "
-            f"{self.name!r} (fingerprint {short_fingerprint(self.fingerprint)}), which are other weights or "
-            "another config; restart the group with the router's --model, or give both the same --model"
+            f"{self.name!r} (fingerprint {short_fingerprint(self.fingerprint)}): "
+            f"{'other weights of one config' if same_config else 'another config'}; restart the group with "
+            "the router's --model, or give both the same --model"
         )
 
 
@@ -66,8 +68,8 @@ def why_reference_left(
     return (
         f"the reference of fingerprint {short_fingerprint(was)} does not apply: {serves}, and answers of "
         f"other weights cannot be compared. If that was not meant, restart {' and '.join(changed)} with the "
-        "--model of before; if it was, give router and all groups the new --model, and first answers become "
-        "a reference"
+        "--model of before; if it was, give router and all groups the new --model: first answers become a "
+        "reference, and `splash canary reset` forgets this one"
     )
 
 

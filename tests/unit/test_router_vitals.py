@@ -33,7 +33,7 @@ def serve(folder: Path, **settings: object) -> None:
         port=0,
         admin_port=0,
         drain_hold_s=0.0,
-        canary_every_s=1.0,
+        probe_every_s=1.0,
         **settings,  # type: ignore[arg-type]
     )
 
