@@ -30,7 +30,7 @@ from splash_core.scheduling.step import StepPlan, StepResult
 
 _log = logging.getLogger("splash.leader.ranks")
 _SETTLE_S = 0.3
-"""After a rank's own error report, wait this long for a sibling's death: that is the cause, this the echo."""
+"""After a rank's error report or a frame that it did not take, wait for a death: the cause of such echoes."""
 
 
 @dataclass(slots=True)
@@ -229,7 +229,7 @@ class RankPool:
         try:
             await self._link.send(rank, message)
         except GroupFailed as error:
-            self.fail(str(error))
+            await self._settle(str(error))
             raise self._stopped() from error
 
     async def _wait(
@@ -279,7 +279,9 @@ class RankPool:
         elif kind == "fenced":
             self._fences.give((message.fenced.writer, message.fenced.term, rank), None)
         elif kind == "failure":
-            self._tasks.append(self.vitals.errand("end", self._settle(rank, message.failure.error)))
+            self._tasks.append(
+                self.vitals.errand("end", self._settle(f"rank {rank}: {message.failure.error}"))
+            )
 
     def _note_result(self, rank: RankId, result: StepResult) -> None:
         reports = self._reports.get(result.step)
@@ -295,6 +297,6 @@ class RankPool:
         if len(self._ready) == len(self._push_lanes) == self._config.num_ranks:
             self._all_ready.set()
 
-    async def _settle(self, rank: RankId, error: str) -> None:
+    async def _settle(self, echo: str) -> None:
         await asyncio.sleep(_SETTLE_S)
-        self.fail(f"rank {rank}: {error}")
+        self.fail(echo)
