@@ -184,7 +184,7 @@ class RankPool:
                 try:
                     await self._link.send(RankId(rank), rank_pb2.ToRank(stop=True))
                 except GroupFailed as error:
-                    _log.info("stop was not delivered: %s", error)
+                    _log.info("stop was not delivered to rank %d: %s", rank, error)
             waits = [asyncio.create_task(process.wait()) for process in self._processes.values()]
             if waits:
                 await asyncio.wait(waits, timeout=grace_s)
@@ -229,7 +229,7 @@ class RankPool:
         try:
             await self._link.send(rank, message)
         except GroupFailed as error:
-            await self._settle(str(error))
+            await self._settle(rank, str(error))
             raise self._stopped() from error
 
     async def _wait(
@@ -279,9 +279,7 @@ class RankPool:
         elif kind == "fenced":
             self._fences.give((message.fenced.writer, message.fenced.term, rank), None)
         elif kind == "failure":
-            self._tasks.append(
-                self.vitals.errand("end", self._settle(f"rank {rank}: {message.failure.error}"))
-            )
+            self._tasks.append(self.vitals.errand("end of a rank", self._settle(rank, message.failure.error)))
 
     def _note_result(self, rank: RankId, result: StepResult) -> None:
         reports = self._reports.get(result.step)
@@ -297,6 +295,6 @@ class RankPool:
         if len(self._ready) == len(self._push_lanes) == self._config.num_ranks:
             self._all_ready.set()
 
-    async def _settle(self, echo: str) -> None:
+    async def _settle(self, rank: RankId, error: str) -> None:
         await asyncio.sleep(_SETTLE_S)
-        self.fail(echo)
+        self.fail(f"rank {rank}: {error}")

@@ -29,7 +29,7 @@ class Link:
     async def send(self, rank: RankId, message: rank_pb2.ToRank) -> None:
         assert rank == RANK
         if self.gone:
-            raise GroupFailed(f"rank {rank} is not connected: Host unreachable")
+            raise GroupFailed("it is not connected: Host unreachable")
         self.sent.append(message.WhichOneof("message"))
 
     async def receive(self) -> tuple[RankId, rank_pb2.FromRank]:
@@ -108,7 +108,7 @@ def test_a_death_is_the_cause_and_a_frame_that_was_not_taken_its_echo(tmp_path: 
 def test_a_frame_that_is_not_taken_fails_the_group_though_nobody_has_died(tmp_path: Path) -> None:
     async def scenario(pool: RankPool, link: Link) -> None:
         link.gone = True
-        with pytest.raises(GroupFailed, match="rank 0 is not connected"):
+        with pytest.raises(GroupFailed, match="rank 0: it is not connected"):
             await _push(pool)
 
     _play(tmp_path, scenario)
