@@ -30,7 +30,7 @@ from splash_core.scheduling.step import StepPlan, StepResult
 
 _log = logging.getLogger("splash.leader.ranks")
 _SETTLE_S = 0.3
-"""After a rank's own error report, wait this long for a sibling's death: that is the cause, this the echo."""
+"""After a rank's error report or a frame that it did not take, wait for a death: the cause of such echoes."""
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ class RankPool:
                 try:
                     await self._link.send(RankId(rank), rank_pb2.ToRank(stop=True))
                 except GroupFailed as error:
-                    _log.info("stop was not delivered: %s", error)
+                    _log.info("stop was not delivered to rank %d: %s", rank, error)
             waits = [asyncio.create_task(process.wait()) for process in self._processes.values()]
             if waits:
                 await asyncio.wait(waits, timeout=grace_s)
@@ -229,7 +229,7 @@ class RankPool:
         try:
             await self._link.send(rank, message)
         except GroupFailed as error:
-            self.fail(str(error))
+            await self._settle(rank, str(error))
             raise self._stopped() from error
 
     async def _wait(
@@ -279,7 +279,7 @@ class RankPool:
         elif kind == "fenced":
             self._fences.give((message.fenced.writer, message.fenced.term, rank), None)
         elif kind == "failure":
-            self._tasks.append(self.vitals.errand("end", self._settle(rank, message.failure.error)))
+            self._tasks.append(self.vitals.errand("end of a rank", self._settle(rank, message.failure.error)))
 
     def _note_result(self, rank: RankId, result: StepResult) -> None:
         reports = self._reports.get(result.step)

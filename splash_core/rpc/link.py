@@ -45,7 +45,7 @@ class LeaderLink:
         try:
             await self._socket.send_multipart([f"{rank}{lane}".encode(), message.SerializeToString()])
         except zmq.ZMQError as error:
-            raise GroupFailed(f"rank {rank} is not connected: {error}") from error
+            raise GroupFailed(f"it is not connected: {error}") from error
 
     async def receive(self) -> tuple[RankId, rank_pb2.FromRank]:
         """The next frame from any rank."""

@@ -64,7 +64,9 @@ class Session:
         self._ops: list[MooncakeOp] = []
         self._trouble = ""
         self._closing = False
-        self._thread = (vitals or VitalThreads()).errand(f"session with {self.peer.address}", self._work)
+        self._thread = (vitals or VitalThreads()).errand(
+            f"mooncake session with {self.peer.address}", self._work
+        )
 
     @property
     def usable(self) -> bool:

@@ -23,10 +23,13 @@ class Link:
 
     def __init__(self) -> None:
         self.sent: list[str | None] = []
+        self.gone = False
         self.told: asyncio.Queue[rank_pb2.FromRank | Exception] = asyncio.Queue()
 
     async def send(self, rank: RankId, message: rank_pb2.ToRank) -> None:
         assert rank == RANK
+        if self.gone:
+            raise GroupFailed("it is not connected: Host unreachable")
         self.sent.append(message.WhichOneof("message"))
 
     async def receive(self) -> tuple[RankId, rank_pb2.FromRank]:
@@ -85,6 +88,28 @@ def test_a_message_that_cannot_be_read_fails_the_group_and_its_pushes(
         assert cause in str(await pool.wait_failed())
         with pytest.raises(GroupFailed, match=cause):
             await push
+
+    _play(tmp_path, scenario)
+
+
+def test_a_death_is_the_cause_and_a_frame_that_was_not_taken_its_echo(tmp_path: Path) -> None:
+    async def scenario(pool: RankPool, link: Link) -> None:
+        link.gone = True
+        push = _push(pool)
+        await _turns()
+        assert pool.failure is None
+        pool.fail("rank 0 was killed by SIGKILL")
+        with pytest.raises(GroupFailed, match="SIGKILL"):
+            await push
+
+    _play(tmp_path, scenario)
+
+
+def test_a_frame_that_is_not_taken_fails_the_group_though_nobody_has_died(tmp_path: Path) -> None:
+    async def scenario(pool: RankPool, link: Link) -> None:
+        link.gone = True
+        with pytest.raises(GroupFailed, match="rank 0: it is not connected"):
+            await _push(pool)
 
     _play(tmp_path, scenario)
 
