@@ -7,6 +7,7 @@ is the one that the scheduler gives them.
 import math
 
 from splash_core.cost.profile import HardwareProfile
+from splash_core.cost.step_kind import StepKind
 from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_cost
 from splash_core.switch.manifest import SwitchMode
 
@@ -39,14 +40,30 @@ def copying_s(profile: HardwareProfile, size: float, *, ordinary_s: float) -> fl
     return copying - hidden + hidden * profile.interference
 
 
-def rest_cost(profile: HardwareProfile, rest: SwitchBytes, *, layers: int) -> SwitchCost:
+def rest_cost(
+    profile: HardwareProfile,
+    rest: SwitchBytes,
+    *,
+    layers: int,
+    kind: StepKind,
+    step_s: float,
+    whole_bytes: int,
+) -> SwitchCost:
     """Of the switching step: all layers of what is left in one transfer, before the step's rows.
+
+    Where the step is launched and more is left than whole pages in one transfer, layers compute beside it.
 
     Args:
         profile: θ.
         rest: what the fullest rank still lacks, per layer.
         layers: layers that hold state.
+        kind: of the switching step.
+        step_s: its predicted time in the destination layout.
+        whole_bytes: pages that a rank receives in one transfer.
     """
+    at_once = not rest.weights and layers * rest.kv <= whole_bytes
+    if not at_once and kind.mode is SwitchMode.OVERLAPPED:
+        return switch_cost(profile, rest, layers=layers, step_s=step_s)
     whole = SwitchBytes(weights=layers * rest.weights, kv=layers * rest.kv)
     return switch_cost(profile, whole, layers=1, step_s=0.0, mode=SwitchMode.BLOCKING)
 
@@ -54,7 +71,7 @@ def rest_cost(profile: HardwareProfile, rest: SwitchBytes, *, layers: int) -> Sw
 def precopy_cost(
     profile: HardwareProfile,
     moved: SwitchBytes,
-    rest: SwitchBytes,
+    last: SwitchCost,
     *,
     layers: int,
     ordinary_s: float,
@@ -65,12 +82,11 @@ def precopy_cost(
     Args:
         profile: θ.
         moved: all that the fullest rank lacks, per layer.
-        rest: of that, what the switching step moves.
+        last: of the switching step, which moves a part of that.
         layers: layers that hold state.
         ordinary_s: predicted time of a step in the present layout.
         bytes_per_step: what a step copies ahead, on the fullest rank.
     """
-    last = rest_cost(profile, rest, layers=layers)
     ahead = layers * (moved.weights + moved.kv) - last.bytes_per_rank
     steps = math.ceil(ahead / max(bytes_per_step, 1)) if ahead > 0 else 0
     slower = steps * copying_s(profile, ahead / steps, ordinary_s=ordinary_s) if steps else 0.0
@@ -78,5 +94,6 @@ def precopy_cost(
         bytes_per_rank=layers * (moved.weights + moved.kv),
         exposed_s=last.exposed_s,
         contention_s=last.contention_s + slower,
+        slowed_s=last.slowed_s,
         ahead_steps=steps,
     )

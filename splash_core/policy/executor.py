@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splash_core.cost.model import CostModel
-from splash_core.cost.precopy import left_of_link, precopy_cost
+from splash_core.cost.precopy import left_of_link, precopy_cost, rest_cost
 from splash_core.cost.switch import SwitchBytes, SwitchCost, missing_tokens, switch_bytes, switch_cost
 from splash_core.layout.layout import RULES, Layout
 from splash_core.policy.decision import Executor
@@ -132,11 +132,20 @@ def _precopied(
         tokens = min(running.context_tokens, snapshot.page_size + running.step_rows)
         fresh[running.owner % snapshot.num_ranks] += tokens
     written = _moved(snapshot, model, look.layout, fresh)
+    layers = model.spec.num_mla_layers
+    last = rest_cost(
+        model.profile,
+        SwitchBytes(weights=0, kv=min(written.kv, moved.kv)),
+        layers=layers,
+        kind=look.prediction.kind,
+        step_s=look.prediction.step_s,
+        whole_bytes=snapshot.staging_bytes,
+    )
     return precopy_cost(
         model.profile,
         moved,
-        SwitchBytes(weights=0, kv=min(written.kv, moved.kv)),
-        layers=model.spec.num_mla_layers,
+        last,
+        layers=layers,
         ordinary_s=here_s,
         bytes_per_step=left_of_link(
             rate_bps=model.profile.link_bps,

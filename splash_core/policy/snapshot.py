@@ -11,6 +11,7 @@ from enum import StrEnum
 from splash_core.cost.load import Rows
 from splash_core.ids import RankId
 from splash_core.layout.layout import Layout
+from splash_core.units import STAGING_BYTES
 
 
 class Phase(StrEnum):
@@ -100,6 +101,8 @@ class Snapshot:
     """Bytes of pushes under way on the links that a switch would use."""
     precopy_bytes_per_step: int = 0
     """What a rank may receive in an ordinary step while a switch copies ahead; 0: the group cannot."""
+    staging_bytes: int = STAGING_BYTES
+    """Most that a rank receives in one transfer of whole pages."""
     recorded_rows: int = 0
     """Most home rows of a rank in a decode step that is replayed from a recording; 0: all are launched."""
     switch_pending: bool = False

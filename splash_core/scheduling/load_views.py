@@ -103,6 +103,7 @@ class LoadViews:
             owner_tokens=self._owner_tokens(),
             pending_handoff_bytes=landing_bytes,
             precopy_bytes_per_step=self._config.precopy_bytes_per_step,
+            staging_bytes=self._config.staging_bytes,
             recorded_rows=self._config.recorded_rows,
             switch_pending=switch_pending,
         )

@@ -13,6 +13,7 @@ from splash_core.layout.slots import ArenaMap
 from splash_core.scheduling.buckets import decode_buckets
 from splash_core.scheduling.config import SchedulerConfig
 from splash_core.scheduling.roles import Role
+from splash_core.switch.chunks import chunk_bytes
 from splash_core.units import STAGING_BYTES
 
 MOST_RANKS = 100_000
@@ -102,10 +103,11 @@ class Fleet:
             chunk_tokens=self.chunk_tokens,
             max_running=self.max_running,
             precopy_bytes_per_step=self.precopy_bytes_per_step,
-            recorded_rows=self.recorded_rows(role),
+            staging_bytes=chunk_bytes(STAGING_BYTES),
+            recorded_rows=self._recorded_rows(role),
         )
 
-    def recorded_rows(self, role: Role) -> int:
+    def _recorded_rows(self, role: Role) -> int:
         """Most home rows of a rank in a decode step that a group replays; 0: it launches all steps."""
         if role is Role.PREFILL or not self.records_steps:
             return 0

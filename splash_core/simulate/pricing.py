@@ -11,6 +11,7 @@ from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_bytes, switc
 from splash_core.layout.layout import RULES, Layout
 from splash_core.simulate.machine import BatchRow, StepRun
 from splash_core.switch.manifest import SwitchMode
+from splash_core.units import STAGING_BYTES
 
 _NO_LIMIT = 1 << 62
 
@@ -57,6 +58,8 @@ class Pricing:
     model: CostModel
     recorded_rows: int = 0
     """As in the snapshots of the group that is priced."""
+    staging_bytes: int = STAGING_BYTES
+    """The same."""
 
     def step_s(self, batch: StepRun, layout: Layout) -> float:
         """Time of the batch's first step."""
@@ -92,13 +95,21 @@ class Pricing:
         step_s: float,
     ) -> SwitchCost:
         """By what a switch makes its step, which computes a batch in the destination, longer."""
+        kind = self.kind(batch, layout_to)
         if batch.rest is not None and batch.rest.mode is SwitchMode.PRECOPIED:
-            return rest_cost(self.model.profile, batch.rest.moved, layers=self.model.spec.num_mla_layers)
+            return rest_cost(
+                self.model.profile,
+                batch.rest.moved,
+                layers=self.model.spec.num_mla_layers,
+                kind=kind,
+                step_s=step_s,
+                whole_bytes=self.staging_bytes,
+            )
         if batch.rest is not None:
-            return self._cost(batch.rest.moved, self.kind(batch, layout_to), step_s)
+            return self._cost(batch.rest.moved, kind, step_s)
         rules = RULES[layout_from], RULES[layout_to]
         moved = switch_bytes(self.model.spec, self.model.precision, *rules, owner_tokens=owner_tokens)
-        return self._cost(moved, self.kind(batch, layout_to), step_s)
+        return self._cost(moved, kind, step_s)
 
     def relocation_s(self, batch: StepRun, layout: Layout, page_size: int, *, step_s: float) -> float:
         """By what landed prompts that are brought to their places make a step longer."""

@@ -41,7 +41,12 @@ class Station:
         self._fleet = world.fleet
         self._agenda = world.agenda
         self._ledger = world.ledger
-        self._pricing = Pricing(model=world.fleet.model, recorded_rows=world.fleet.recorded_rows(role))
+        config = world.fleet.config(role, name)
+        self._pricing = Pricing(
+            model=world.fleet.model,
+            recorded_rows=config.recorded_rows,
+            staging_bytes=config.staging_bytes,
+        )
         self._clock = CoreClock(world.cores, self._repaced)
         self._queue: deque[tuple[Request, Demand]] = deque()
         self._run: Run | None = None

@@ -111,7 +111,7 @@ class TestReplay:
         [
             (
                 {"splash_bundle": 1},
-                "is of version 1, and version 2 is read here; replay it with",
+                "is of version 1, and version 3 is read here; replay it with",
             ),
             ({"model": None}, r"bundle\.model: CostModel is required"),
             ({"evaluations": {}}, r"bundle\.evaluations: a list"),
@@ -121,7 +121,7 @@ class TestReplay:
     def test_what_is_no_bundle_is_named(self, change: dict[str, object], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             replay({**self.bundle(), **change})
-        with pytest.raises(ConfigError, match="names no version, and version 2 is read here"):
+        with pytest.raises(ConfigError, match="names no version, and version 3 is read here"):
             replay([])
 
 

@@ -62,6 +62,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         room={layout: draw(room(layout)) for layout in Layout},
         pending_handoff_bytes=draw(st.integers(0, 10**9)),
         recorded_rows=draw(st.sampled_from([0, 1, 64])),
+        staging_bytes=draw(st.sampled_from([1, 1 << 20, 1 << 26])),
         switch_pending=draw(st.booleans()) and draw(st.booleans()),
         ages=InputAges(running_s=draw(ages)) if draw(st.booleans()) else InputAges(),
     )

@@ -18,7 +18,7 @@ from splash_core.errors import ConfigError
 from splash_core.policy.bundle import BUNDLE_VERSION, Evaluation, replay
 from splash_core.spec.hardware import named_gpu
 
-BUNDLE_SHAPES = {2: "084da2d2ce8b5e70"}
+BUNDLE_SHAPES = {2: "084da2d2ce8b5e70", 3: "f2c1d4612fd7211d"}
 """What bundles of a version hold. Where this test fails, raise `BUNDLE_VERSION` and add its shape."""
 
 

@@ -14,7 +14,7 @@ from splash_core.attention.context import RankContext
 from splash_core.cost.model import CostModel
 from splash_core.cost.precision import named_precision
 from splash_core.cost.profile import analytical_profile
-from splash_core.cost.switch import switch_bytes, switch_cost
+from splash_core.cost.switch import SwitchBytes, switch_bytes, switch_cost
 from splash_core.engine.graphs import DecodeGraphs
 from splash_core.engine.static_backends import decode_graphs
 from splash_core.engine.switching import SwitchExecution
@@ -27,7 +27,7 @@ from splash_core.policy.snapshot import Phase
 from splash_core.policy.state import PolicyState
 from splash_core.policy.switching import decide
 from splash_core.scheduling.config import SchedulerConfig
-from splash_core.scheduling.events import SwitchedEvent
+from splash_core.scheduling.events import Event, SwitchedEvent
 from splash_core.scheduling.roles import Role
 from splash_core.spec.hardware import named_gpu
 from splash_core.spec.model import ModelSpec
@@ -35,7 +35,7 @@ from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import SwitchMode
 from tests.conftest import TinyFactory
 from tests.support.group import Group, arena_with
-from tests.support.ranks import ThreadRanks
+from tests.support.ranks import WHOLE_PAGES, ThreadRanks
 from tests.support.small_model import small_checkpoint
 
 RANKS, PAGE, REQUESTS = 2, 4, 4
@@ -95,7 +95,7 @@ def recorded(
     ranks.close()
 
 
-def decoding(group: Group, layout: Layout, recorded_rows: int) -> None:
+def decoding(group: Group, layout: Layout, recorded_rows: int, *, requests: int = REQUESTS) -> None:
     """Equal requests, all of them past their prompts."""
     config = SchedulerConfig(
         role=Role.COMBINED,
@@ -103,16 +103,18 @@ def decoding(group: Group, layout: Layout, recorded_rows: int) -> None:
         layouts=tuple(Layout),
         chunk_tokens=64,
         recorded_rows=recorded_rows,
+        staging_bytes=WHOLE_PAGES * group.arena.slot_bytes,
+        precopy_bytes_per_step=4 * group.arena.slot_bytes,
     )
     group.reset(layout, config)
-    for index in range(REQUESTS):
+    for index in range(requests):
         prompt = [(7 + 31 * index + 5 * place) % 288 for place in range(11)]
-        sampling = SamplingParams(temperature=0.0, max_tokens=12)
+        sampling = SamplingParams(temperature=0.0, max_tokens=40)
         group.scheduler.add(RequestId(str(index)), prompt, sampling)
     while (snapshot := group.scheduler.snapshot()).phase is not Phase.DECODE or snapshot.waiting:
         group.step()
     assert snapshot.decodes
-    assert len(snapshot.running) == REQUESTS
+    assert len(snapshot.running) == requests
 
 
 def priced(group: Group, model: CostModel, layout: Layout) -> tuple[Decision, SwitchMode]:
@@ -134,17 +136,50 @@ def priced(group: Group, model: CostModel, layout: Layout) -> tuple[Decision, Sw
     return decision, mode
 
 
-@pytest.mark.parametrize(("before", "after"), MOVING)
-def test_moves_are_where_their_price_has_them(
-    recorded: tuple[Group, int], before: Layout, after: Layout, waits: Waits
-) -> None:
-    group, recorded_rows = recorded
-    model = CostModel(
+def cost_model(group: Group) -> CostModel:
+    return CostModel(
         spec=group.spec,
         precision=named_precision("fp64"),
         profile=analytical_profile(named_gpu("cpu"), dtype="fp64"),
         num_ranks=RANKS,
     )
+
+
+@pytest.mark.parametrize("requests", [2, 8], ids=["one transfer", "more than one transfer"])
+def test_what_copying_ahead_has_left_is_where_its_price_has_it(
+    recorded: tuple[Group, int], requests: int, waits: Waits
+) -> None:
+    """Each rank lacks a last page of each of the other's requests."""
+    group, recorded_rows = recorded
+    model = cost_model(group)
+    decoding(group, Layout.DP, recorded_rows, requests=requests)
+    snapshot = group.scheduler.snapshot()
+    decision, _ = decide(snapshot, model, PolicyConfig(), PolicyState().with_pin(Layout.TP))
+    replayed = decision.inputs["step_kinds"][Layout.TP] == "replayed"
+    offered = decision.inputs["executors"]["precopied"]["exposed_ms"] / 1e3
+    row = model.precision.kv_token_bytes(model.spec)
+    left = SwitchBytes(weights=0, kv=requests // RANKS * (PAGE + 1) * row)
+    at_once = switch_cost(model.profile, left, layers=1, step_s=0.0, mode=SwitchMode.BLOCKING)
+    before = replayed or requests == 2
+    assert (offered == pytest.approx(at_once.exposed_s)) == before
+
+    assert group.scheduler.request_switch(Layout.TP, SwitchMode.PRECOPIED) is None
+    events: tuple[Event, ...] = ()
+    while not any(isinstance(event, SwitchedEvent) for event in events):
+        waits.complete.clear()
+        events = group.step()
+    (event,) = [event for event in events if isinstance(event, SwitchedEvent)]
+    assert (event.mode, event.fallback) == (SwitchMode.PRECOPIED, "")
+    assert event.bytes_received == requests * group.arena.slot_bytes
+    assert waits.complete == ([] if replayed else [before] * RANKS * group.spec.layers)
+
+
+@pytest.mark.parametrize(("before", "after"), MOVING)
+def test_moves_are_where_their_price_has_them(
+    recorded: tuple[Group, int], before: Layout, after: Layout, waits: Waits
+) -> None:
+    group, recorded_rows = recorded
+    model = cost_model(group)
     decoding(group, before, recorded_rows)
     decision, mode = priced(group, model, after)
     assert group.scheduler.request_switch(after, SwitchMode.OVERLAPPED) is None

@@ -8,8 +8,9 @@ import pytest
 
 from splash_core.cost.load import Load, Rows
 from splash_core.cost.model import CostModel
+from splash_core.cost.precopy import rest_cost
 from splash_core.cost.step_kind import StepKind, decode_kind
-from splash_core.cost.switch import SwitchCost, switch_bytes, switch_cost
+from splash_core.cost.switch import SwitchBytes, SwitchCost, switch_bytes, switch_cost
 from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, KvHistory, Layout
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.decision import Decision
@@ -121,6 +122,23 @@ def test_a_launched_step_hides_what_a_replayed_one_waits_for() -> None:
     assert hidden == pytest.approx((MEASURED.spec.num_mla_layers - 1) * MEASURED.profile.eager_layer_s)
     # What hides slows the step down, and all that run wait for that, too.
     assert launched.exposed_s < launched.stall_s < replayed.stall_s
+
+
+@pytest.mark.parametrize("kind", StepKind)
+def test_what_copying_ahead_has_left_overlaps_a_launched_step_only_beyond_one_transfer(
+    kind: StepKind,
+) -> None:
+    profile = replace(MEASURED.profile, collective_latency_s=0.0, link_bps=1000.0, interference=0.25)
+    pages, weights = SwitchBytes(weights=0, kv=1000), SwitchBytes(weights=1000, kv=0)
+
+    def exposed_s(rest: SwitchBytes, whole_bytes: int) -> tuple[float, float]:
+        cost = rest_cost(profile, rest, layers=4, kind=kind, step_s=4.0, whole_bytes=whole_bytes)
+        return cost.exposed_s, cost.slowed_s
+
+    assert exposed_s(pages, 4000) == (4.0, 0.0)
+    beyond = (4.0, 0.0) if kind is StepKind.REPLAYED else (1.0, 0.75)
+    assert exposed_s(pages, 3999) == beyond
+    assert exposed_s(weights, 4000) == beyond
 
 
 def test_a_prompt_computed_again_beside_decode_rows_is_launched() -> None:
