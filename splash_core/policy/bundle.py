@@ -22,8 +22,8 @@ from splash_core.policy.switching import decide
 from splash_core.spec.fields import check_version
 
 BUNDLE_VERSION = 3
-"""Of the shape of all that is in one: a test holds it. 2: snapshots say which decode steps are recorded, and 3
-how much goes in one transfer."""
+"""Of the shape of all that is in one: a test holds it. 2: snapshots say which decode steps are recorded;
+3: how much goes in one transfer."""
 _WRITE_ANEW = (
     "replay it with the version of Splash that wrote it, or let `splash layout explain --bundle FILE` write "
     "a new one"
