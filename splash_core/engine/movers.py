@@ -38,7 +38,9 @@ class StateMover(Protocol):
     def prepare(self, chunks: Sequence[Chunk]) -> list[ChunkWork]:
         """This rank's parts of chunks, for `read_pages` and `write_pages`; once for all layers of a manifest.
 
-        On a GPU their indices come on the current stream, behind which all reads are to be.
+        On a GPU their indices come on the current stream, behind which all reads are to be, and are that
+        stream's memory: whoever drops them before it waits for the moves lets what it computes next write
+        over indices that are still to be read.
         """
         ...
 

@@ -6,6 +6,7 @@ that no page table shows, and weights of other heads, which no layout reads whil
 
 from splash_core.engine.lanes import Lane, Move
 from splash_core.engine.movers import StateMover
+from splash_core.engine.staging import ChunkWork
 from splash_core.engine.switching import ChunkMove, WeightMove
 from splash_core.switch.precopy import PrecopyBatch
 
@@ -23,13 +24,16 @@ class PrecopyExecution:
         self._batch = batch
         self._mover = mover
         self._lane = lane
+        self._works: list[ChunkWork] = []
+        """Kept as long as this object: see `StateMover.prepare`."""
 
     def start(self) -> None:
         """Begin; the step's manifest, if it has one, must have been executed."""
         batch, mover = self._batch, self._mover
+        self._works = mover.prepare(batch.chunks)
         moves: list[Move] = [
             *(WeightMove(layer, mover, batch.gathered) for layer in batch.weight_layers),
-            *(ChunkMove(work, mover, None) for work in mover.prepare(batch.chunks)),
+            *(ChunkMove(work, mover, None) for work in self._works),
         ]
         self._lane.start(moves, ())
 

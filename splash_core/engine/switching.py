@@ -92,6 +92,8 @@ class SwitchExecution:
         few = not (gathered or self._boundary) and most_pages(self._chunks) <= self._whole
         self._at_once = few and mode is SwitchMode.PRECOPIED
         self._begun = self._complete = not self._moves_any
+        self._works: list[ChunkWork] = []
+        """Kept as long as this object: see `StateMover.prepare`."""
 
     def start(self) -> None:
         """Begin, if it has not; in blocking mode what is computed next finds everything in place."""
@@ -146,7 +148,7 @@ class SwitchExecution:
     def _prepare(self, chunks: Sequence[Chunk]) -> tuple[list[Move], list[ChunkWork]]:
         """Boundary moves, and this rank's parts of chunks: whatever is the same for all layers, once."""
         self._begun = True
-        works = self._mover.prepare([*self._boundary, *chunks])
+        works = self._works = self._mover.prepare([*self._boundary, *chunks])
         first = len(self._boundary)
         return list(self._moves(works[:first], None)), works[first:]
 

@@ -3,7 +3,9 @@
 Counted in calls of functions, of which a look at a page takes at least one: a slow machine changes nothing.
 """
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 
 from splash_core.engine.lanes import Lane, Move, SwitchTimes
 from splash_core.engine.mirror import SequenceMirrors
+from splash_core.engine.precopying import PrecopyExecution
 from splash_core.engine.staging import ChunkWork, prepare
 from splash_core.engine.switching import SwitchExecution
 from splash_core.ids import Epoch, RankId, SeqId, StepId
@@ -23,6 +26,7 @@ from splash_core.rpc.codec import plan_from_pb, plan_to_pb
 from splash_core.scheduling.step import NewSequence, StepPlan, TableUpdate
 from splash_core.spec.request import SamplingParams
 from splash_core.switch.manifest import Chunk, Flow, Primitive, SwitchManifest, SwitchMode
+from splash_core.switch.precopy import PrecopyBatch
 
 T = 3
 SEQ = SeqId(1)
@@ -110,6 +114,24 @@ class StillMover:
         self.seen.append(("weights", layer))
 
 
+class KeepingMover(StillMover):
+    """Knows whose indices are still in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._indices: list[weakref.ref[torch.Tensor]] = []
+
+    @property
+    def alive(self) -> int:
+        """Chunks whose indices are."""
+        return sum(indices() is not None for indices in self._indices)
+
+    def prepare(self, chunks: Sequence[Chunk]) -> list[ChunkWork]:
+        works = super().prepare(chunks)
+        self._indices += [weakref.ref(work.read_slots) for work in works]
+        return works
+
+
 class HeldLane(Lane):
     """Runs the first layer's moves at once, and the others' when it is asked for them."""
 
@@ -118,16 +140,20 @@ class HeldLane(Lane):
         self._next = 0
 
     def start(self, before: Sequence[Move], layers: Sequence[Iterable[Move]]) -> None:
-        del before
+        self._run(before)
         self._layers = layers
-        self.wait_layer(0)
+        if layers:
+            self.wait_layer(0)
 
     def wait_layer(self, layer: int) -> None:
         while self._next <= layer:
-            for move in self._layers[self._next]:
-                move.read(0)
-                move.write(0)
+            self._run(self._layers[self._next])
             self._next += 1
+
+    def _run(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            move.read(0)
+            move.write(0)
 
     def finish(self) -> None:
         self.wait_layer(len(self._layers) - 1)
@@ -202,3 +228,30 @@ def test_indices_of_all_chunks_come_in_one_copy() -> None:
     assert [len(tensor) for tensor in tensors] == [5, 10, 7, 14, 0, 0, 2, 4]
     assert all(tensor.storage_offset() % 2 == 0 for tensor in tensors), "16 bytes, as kernels want them"
     assert prepare([], rank=RankId(0), device=torch.device("cpu")) == []
+
+
+def test_indices_stay_until_what_is_computed_next_waits_for_the_moves() -> None:
+    """They are the computing stream's memory: dropped sooner, the next tensor may take their place."""
+    mover = KeepingMover()
+    switch = execution(plan(8), mover)
+    switch.start()
+    switch.wait_layer(3)  # of four: all moves are enqueued, and nothing asks for them again
+    gc.collect()
+    assert mover.alive == 2
+    switch.complete()
+    del switch
+    gc.collect()
+    assert mover.alive == 0
+
+
+def test_indices_of_copies_ahead_stay_as_long() -> None:
+    mover = KeepingMover()
+    still: Any = mover
+    ahead = PrecopyExecution(PrecopyBatch(chunks=(chunk(8), chunk(5))), mover=still, lane=HeldLane())
+    ahead.start()
+    gc.collect()
+    assert mover.alive == 2
+    ahead.finish()
+    del ahead
+    gc.collect()
+    assert mover.alive == 0
