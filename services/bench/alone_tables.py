@@ -17,7 +17,7 @@ def is_alone(document: Document) -> bool:
 def alone_table(document: Document, documents: Sequence[Document]) -> str:
     """What one rank took, with the time of links added (formulas on the page)."""
     links = _links_of(document, documents)
-    rows = [_with_links(row, links, document["settings"]["ranks"]) for row in document["rows"]]
+    rows = [_with_links(row, links) for row in document["rows"]]
     columns: dict[str, Callable[[Row], str]] = {
         "phase": lambda row: row["phase"],
         "layout": lambda row: row["layout"],
@@ -39,7 +39,7 @@ def _cell(row: Row) -> tuple[Any, ...]:
 
 
 def _links_of(document: Document, documents: Sequence[Document]) -> dict[tuple[str, int], float]:
-    """Time of a decode step's collectives by layout and home rows, of the newest sweeps over real links."""
+    """Time of a decode step's collectives by layout and requests, of the newest sweeps over real links."""
     links: dict[tuple[str, int], float] = {}
     sweeps = [other for other in documents if other["bench"] == "sweep" and not is_alone(other)]
     for other in sorted(sweeps, key=lambda other: other["date"]):
@@ -48,12 +48,11 @@ def _links_of(document: Document, documents: Sequence[Document]) -> dict[tuple[s
             continue
         for row in other["rows"]:
             if "collectives_ms" in row:
-                home_rows = -(-row["batch"] // settings["ranks"])
-                links[row["layout"], home_rows] = row["collectives_ms"]
+                links[row["layout"], row["batch"]] = row["collectives_ms"]
     return links
 
 
-def _with_links(row: Row, links: Mapping[tuple[str, int], float], ranks: int) -> Row:
+def _with_links(row: Row, links: Mapping[tuple[str, int], float]) -> Row:
     if "reason" in row:
         return row
     if row["phase"] == "prefill":
@@ -61,7 +60,7 @@ def _with_links(row: Row, links: Mapping[tuple[str, int], float], ranks: int) ->
     else:
         # What stood in for the collectives is taken out again.
         alone = row["step_ms_p50"] - row["collectives_ms"]
-        more = links.get((row["layout"], -(-row["batch"] // ranks)))
+        more = links.get((row["layout"], row["batch"]))
     figures = {"alone_ms": alone}
     if more is not None:
         figures |= {"links_ms": more, "together_ms": alone + more}

@@ -55,6 +55,9 @@ slower than the switching step before them: differences of less than some 4 % of
     reps       = repetitions; directions take turns, so that short of time all have some
     plan       = p50 of the leader's time to plan the manifest; the step before hides it
 
+With `backend alone` (see Sweeps) moves are copied on the device instead of sent: such a table tells what a
+rank's host and its own gathers and scatters take, in `first` above all, and nothing of links.
+
 Differences are not floored: noise shows as small negative figures. In prefill the rows of a step are spread
 evenly over all B requests, each over S cached tokens to which it is taken back afterwards. In decode each
 request runs one row, and
@@ -122,12 +125,12 @@ copies, FlashInfer's MLA and large products: splash_core/spec/hardware.py).
 With `backend alone` one rank of T runs on a device without the others (rank 0, which has no fewer rows than
 any other): shapes, memory and its computation are those of T ranks, and what others would send is made up on
 the device from its own rows. Links are added afterwards, so `together` is an estimate and no measurement of T
-devices. At T = 2 it is 2 to 3 % below what two GPUs measured for the same steps.
+devices: at T = 2 −5 to +2 % of what two GPUs took (sweep-t2-one-rank-decode beside sweep-t2-ahead).
 
     alone    = decode time − time of the stand-ins for collectives (prefill: Σ step times, stand-ins included)
     links    = decode: p50 of the collectives of such a step, as above, of the newest sweep over real links
-               with the same layout and home rows a rank, whatever its T; prefill: bytes that the rank
-               receives in collectives / the device's measured all-gather rate (304 GB/s), none of it hidden
+               with the same layout and B, whatever its T; prefill: bytes that the rank receives in
+               collectives / the device's measured all-gather rate (304 GB/s), none of it hidden
     together = alone + links; of its: together / the peer's time for the same cell on T devices
 """
 

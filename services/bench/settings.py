@@ -32,7 +32,7 @@ class BenchSettings:
     backend: str = setting(
         "auto",
         "What carries collectives: auto, shm, gloo, nccl, inprocess (ranks as threads, CPU), or alone (one "
-        "rank runs without the others, nothing crosses a link: capacity and sweep).",
+        "rank runs without the others, nothing crosses a link: capacity, sweep, switch).",
     )
     dtype: str = setting(
         "auto",

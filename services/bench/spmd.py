@@ -28,6 +28,7 @@ from services.bench.settings import (
     BenchSettings,
     CapacitySettings,
     SweepSettings,
+    SwitchSettings,
 )
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
@@ -39,6 +40,8 @@ from splash_core.obs.lifeline import die_with_parent
 
 JOIN_TIMEOUT_S = 300.0
 """For all ranks to come: loading libraries on a fresh machine takes its time."""
+_LINKS_APART = (CapacitySettings, SweepSettings, SwitchSettings)
+"""What measures more than links: the work of one rank and its host."""
 _BLAME_S = 3.0
 _EXIT_GRACE_S = 15.0
 """A rank that has answered may hang while it takes its communicators down; its answer counts."""
@@ -99,9 +102,10 @@ def resolved(settings: BenchSettings) -> BenchSettings:
             f"--ranks {settings.ranks} need {needed} GPUs, and torch sees {gpus} here; set fewer --ranks, "
             "check nvidia-smi and that torch is a CUDA build, or use --device cpu"
         )
-    if settings.backend == ALONE and not isinstance(settings, (CapacitySettings, SweepSettings)):
+    if settings.backend == ALONE and not isinstance(settings, _LINKS_APART):
         raise ConfigError(
-            "--backend alone leaves links out, and this benchmark measures them; it is for capacity and sweep"
+            "--backend alone leaves out the links that this benchmark measures; it is for capacity, sweep "
+            "and switch"
         )
     if device == "cuda" and settings.backend == INPROCESS:
         raise ConfigError("inprocess ranks share one CPU process; on GPUs leave --backend out")

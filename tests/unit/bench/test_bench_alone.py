@@ -5,11 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from services.bench import capacity, sweep
+from services.bench import capacity, sweep, switch
 from services.bench.alone import AloneComm, alone_comms
 from services.bench.counting import CountingComm
 from services.bench.results_page import page
-from services.bench.settings import ALONE, INPROCESS, CapacitySettings, PrimitivesSettings, SweepSettings
+from services.bench.settings import (
+    ALONE,
+    INPROCESS,
+    CapacitySettings,
+    PrimitivesSettings,
+    SweepSettings,
+    SwitchSettings,
+)
 from services.bench.spmd import resolved, run_spmd
 from splash_core.dist.comm import Transfer
 from splash_core.errors import ConfigError
@@ -72,6 +79,15 @@ def test_every_cell_of_a_sweep_has_a_time_and_what_links_would_carry(graphs: str
             assert row["collectives"] > 0
 
 
+def test_a_switch_of_one_rank_has_a_first_wait() -> None:
+    asked = SwitchSettings(
+        **TINY, backend=ALONE, batch="4", context="64", chunk="16", modes="overlapped", reps=1
+    )
+    rows = run_spmd(switch.run, resolved(asked))["rows"]
+    assert len(rows) == 12
+    assert all(row["first_wait_ms_p50"] >= 0 for row in rows)
+
+
 def test_bytes_are_those_that_a_rank_of_four_receives() -> None:
     comms, x_ND = alone_comms(4, CPU), torch.randn(3, 8)
     comms.compute.all_gather_rows(x_ND, [3] * 4, tag="t")
@@ -80,7 +96,7 @@ def test_bytes_are_those_that_a_rank_of_four_receives() -> None:
 
 
 def test_benchmarks_that_measure_links_refuse_it() -> None:
-    with pytest.raises(ConfigError, match="leaves links out"):
+    with pytest.raises(ConfigError, match="leaves out the links"):
         resolved(PrimitivesSettings(**TINY, backend=ALONE))
 
 
@@ -113,10 +129,9 @@ def test_links_are_added_from_sweeps_that_had_them() -> None:
     text = page(
         [
             _document("sweep", mine, backend=ALONE, ranks=4),
-            # Eight requests on two ranks are four rows a rank, as sixteen on four; the newest counts.
-            _document("sweep", [decode(8, 25.0, 9.9)], ranks=2, date="2026-11-29"),
-            _document("sweep", [decode(8, 25.0, 1.5)], ranks=2, date="2026-11-30"),
-            _document("sweep", [decode(8, 25.0, 8.8)], ranks=2, layers=12, date="2026-12-02"),
+            _document("sweep", [decode(16, 25.0, 9.9)], ranks=2, date="2026-11-29"),
+            _document("sweep", [decode(16, 25.0, 1.5)], ranks=2, date="2026-11-30"),
+            _document("sweep", [decode(16, 25.0, 8.8)], ranks=2, layers=12, date="2026-12-02"),
             _document("peer", theirs, engine="peer", ranks=4),
         ]
     )
