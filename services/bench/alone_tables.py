@@ -7,6 +7,8 @@ from services.bench.results_tables import Row, milliseconds, number, with_reason
 from services.bench.settings import ALONE
 
 Document = Mapping[str, Any]
+_SAME = ("model", "layers", "experts", "dtype", "graphs", "device")
+"""What sweeps must share for one's collectives to stand for the other's."""
 
 
 def is_alone(document: Document) -> bool:
@@ -24,7 +26,7 @@ def alone_table(document: Document, documents: Sequence[Document]) -> str:
         "B": lambda row: number(row["batch"]),
         "input": lambda row: number(row["input"]),
         "alone ms": lambda row: milliseconds(row["alone_ms"]),
-        "links ms": lambda row: milliseconds(row.get("links_ms")),
+        "links ms": _links,
         "together": lambda row: milliseconds(row.get("together_ms")),
         "tokens/s": _rate,
     }
@@ -38,33 +40,39 @@ def _cell(row: Row) -> tuple[Any, ...]:
     return row["phase"], row["layout"], row["batch"], row["input"]
 
 
-def _links_of(document: Document, documents: Sequence[Document]) -> dict[tuple[str, int], float]:
-    """Time of a decode step's collectives by layout and requests, of the newest sweeps over real links."""
-    links: dict[tuple[str, int], float] = {}
+def _links(row: Row) -> str:
+    """Of a decode step with the number of ranks that it was measured on."""
+    text = milliseconds(row.get("links_ms"))
+    return f"{text}, T = {row['links_ranks']}" if "links_ranks" in row else text
+
+
+def _links_of(document: Document, documents: Sequence[Document]) -> dict[tuple[str, int], tuple[float, int]]:
+    """Time of a decode step's collectives and T, by layout and requests, of the newest sweeps over links."""
+    links: dict[tuple[str, int], tuple[float, int]] = {}
     sweeps = [other for other in documents if other["bench"] == "sweep" and not is_alone(other)]
     for other in sorted(sweeps, key=lambda other: other["date"]):
         settings = other["settings"]
-        if any(settings.get(key) != document["settings"].get(key) for key in ("model", "layers", "device")):
+        if any(settings.get(key) != document["settings"].get(key) for key in _SAME):
             continue
         for row in other["rows"]:
             if "collectives_ms" in row:
-                links[row["layout"], row["batch"]] = row["collectives_ms"]
+                links[row["layout"], row["batch"]] = row["collectives_ms"], settings["ranks"]
     return links
 
 
-def _with_links(row: Row, links: Mapping[tuple[str, int], float]) -> Row:
+def _with_links(row: Row, links: Mapping[tuple[str, int], tuple[float, int]]) -> Row:
     if "reason" in row:
         return row
     if row["phase"] == "prefill":
-        alone, more = row["total_ms_p50"], row.get("links_ms")
-    else:
-        # What stood in for the collectives is taken out again.
-        alone = row["step_ms_p50"] - row["collectives_ms"]
-        more = links.get((row["layout"], row["batch"]))
-    figures = {"alone_ms": alone}
-    if more is not None:
-        figures |= {"links_ms": more, "together_ms": alone + more}
-    return {**row, **figures}
+        alone = row["total_ms_p50"]
+        return {**row, "alone_ms": alone, "together_ms": alone + row["links_ms"]}
+    # What stood in for the collectives is taken out again.
+    alone = row["step_ms_p50"] - row["collectives_ms"]
+    measured = links.get((row["layout"], row["batch"]))
+    if measured is None:
+        return {**row, "alone_ms": alone}
+    more, ranks = measured
+    return {**row, "alone_ms": alone, "links_ms": more, "links_ranks": ranks, "together_ms": alone + more}
 
 
 def _rate(row: Row) -> str:

@@ -129,8 +129,8 @@ devices: at T = 2 −5 to +2 % of what two GPUs took (sweep-t2-one-rank-decode b
 
     alone    = decode time − time of the stand-ins for collectives (prefill: Σ step times, stand-ins included)
     links    = decode: p50 of the collectives of such a step, as above, of the newest sweep over real links
-               with the same layout and B, whatever its T; prefill: bytes that the rank receives in
-               collectives / the device's measured all-gather rate (304 GB/s), none of it hidden
+               with the same layout and B, on as many ranks as is said (small messages: mostly latency);
+               prefill: bytes that the rank receives / the device's all-gather rate (304 GB/s), none hidden
     together = alone + links; of its: together / the peer's time for the same cell on T devices
 """
 

@@ -135,7 +135,7 @@ def test_links_are_added_from_sweeps_that_had_them() -> None:
             _document("peer", theirs, engine="peer", ranks=4),
         ]
     )
-    assert "| decode | DP | 16 | 4,096 | 16.50 | 1.50 | 18.00 | 888.9 | 20.00 | 0.90 |" in text
+    assert "| decode | DP | 16 | 4,096 | 16.50 | 1.50, T = 2 | 18.00 | 888.9 | 20.00 | 0.90 |" in text
     assert "| decode | DP | 64 | 4,096 | 19.50 |  |  |  |  |  |" in text
     assert "| prefill | DP | 4 | 4,096 | 600.0 | 40.00 | 640.0 | 25,600 | 1,000 | 0.64 |" in text
     assert "ours on 4" not in text, "an estimate is not among what was measured per GPU"
