@@ -36,6 +36,8 @@ _LOG = logging.getLogger("splash.router")
 _KEPT = 64
 _RETRY_S = 10.0
 """After whatever came to nothing."""
+_HEARD_S = 60.0
+"""What groups keep may be out of date by so much, but not when answers are compared with it."""
 _GONE_S = 600.0
 """A group that has not answered for so long has gone, and what was known of it goes, too."""
 _URGENCY = (Due.SWITCH, Due.RESTART, Due.FIRST, Due.PERIOD)
@@ -74,7 +76,7 @@ class ProbeWatch:
     async def start(self, vitals: VitalTasks) -> None:
         """Follow the groups from now on; `vitals` are of the router."""
         if self.every_s > 0:
-            self._task = vitals.keep("correctness canary", self._follow())
+            self._task = vitals.keep("probes", self._follow())
 
     async def stop(self) -> None:
         """Give up what is under way."""
@@ -96,11 +98,8 @@ class ProbeWatch:
         now_s = self.clock()
         if now_s < self._not_before_s:
             return
-        before = self._notes
-        notes = await self.memory.exchange(before)
-        if self._notes is not before:
-            return  # reset meanwhile
-        self._notes = notes
+        if not await self._hear(since_s=now_s - _HEARD_S):
+            return
         pairs = self.registry.pairs()
         self._tidy(pairs, now_s)
         calls = self._asked(pairs, now_s)
@@ -108,11 +107,28 @@ class ProbeWatch:
         for due, call in self._due(calls, now_s):
             if now_s < call.status.not_before_s:
                 continue
-            obstacle = self.checker.questioner.obstacle(call.pair, call.mark.prompts)
+            obstacle = self._obstacle(call)
             self._obstruct(call.status, obstacle or "")
             if obstacle is None:
-                await self._check(call, due)
+                if await self._hear(since_s=now_s):
+                    await self._check(call, due)
                 return
+
+    async def _hear(self, *, since_s: float) -> bool:
+        """Learn what groups keep, of those that have not told since then; False if it was reset meanwhile."""
+        before = self._notes
+        notes = await self.memory.exchange(before, since_s=since_s)
+        if self._notes is not before:
+            return False
+        self._notes = notes
+        return True
+
+    def _obstacle(self, call: _Call) -> str | None:
+        """Why a pair is not to be asked now; None where it is."""
+        if self._notes.reference(call.mark) is None and (untold := self.memory.untold()):
+            who = " and ".join(untold)
+            return f"{who} cannot be asked what it keeps: there may be a reference among it"
+        return self.checker.questioner.obstacle(call.pair, call.mark.prompts)
 
     def _tidy(self, pairs: Sequence[Pair], now_s: float) -> None:
         """Forget groups that have gone, and pairs that can serve together no longer."""

@@ -23,7 +23,7 @@ TRAFFIC: Mapping[str, tuple[str, str]] = {
     "wait_seconds_total": ("counter", "Time that they waited."),
     "moving_seconds_total": ("counter", "Time from the first byte of a move to its end."),
 }
-"""By the names of `splash_core.transport.counters.Count`."""
+"""By the names of `splash_core.transport.counters.TrafficCount`."""
 
 _PROBES: Mapping[str, tuple[str, str]] = {
     "checks_total": ("counter", "Checks of a pair of groups that have come to an end."),

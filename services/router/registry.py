@@ -170,6 +170,7 @@ class Registry:
             description = record.description
             if description is None or description.incarnation != state.incarnation:
                 description = await worker.describe(timeout_s=self._timeout_s)
+            self._take(address, description, state, asked_at_s)
         except DeadlineExceeded:
             return
         except SplashError as error:
@@ -179,27 +180,32 @@ class Registry:
             _LOG.exception("an answer of %s cannot be understood", address)
             self._note_failure(address, _not_understood(error))
             return
+
+    def _take(
+        self,
+        address: str,
+        description: control_pb2.GroupDescription,
+        state: control_pb2.GroupState,
+        asked_at_s: float,
+    ) -> None:
+        """Take an answer, whole or not at all: what is odd about it is that group's trouble."""
         answered_at_s = self._clock()
         answer = GroupRecord(
             address=address,
-            phase=record.phase,
+            phase=self._records[address].phase,
             description=description,
             state=state,
             mismatch=self._served.mismatch(description.abi) if self._served else None,
             asked_at_s=asked_at_s,
             answered_at_s=answered_at_s,
         )
-        self._note(named(answer, self.records(), now_s=answered_at_s))
-
-    def _note(self, record: GroupRecord) -> None:
-        """Take an answer, and whose name it ends."""
-        before = self._records[record.address]
-        self._records[record.address] = record
+        record = named(answer, self.records(), now_s=answered_at_s)
+        renamed = renamed_by(record, self.records())
+        before = self._records[address]
+        self._records |= {one.address: one for one in (record, *renamed)}
         if record.refused is not None and record.refused != before.refused:
             fields = {"group": record.label, "address": record.address, "cause": record.refused}
             _LOG.error("group refused", extra={"fields": fields})
-        for other in renamed_by(record, self.records()):
-            self._records[other.address] = other
 
     def _note_failure(self, address: str, error: SplashError) -> None:
         record = self._records[address]

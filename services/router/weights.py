@@ -49,6 +49,8 @@ def why_reference_left(
 ) -> str | None:
     """Why the newest reference that is of other weights than a pair's groups does not apply to them.
 
+    None where another reference is of the weights that all of them serve.
+
     Args:
         pair: of groups.
         records: all groups.
@@ -60,7 +62,7 @@ def why_reference_left(
         if record.label in pair and record.description is not None
     }
     others = [one for one in references if any(one.mark.model != model for model in serving.values())]
-    if not others:
+    if len(others) < len(references) or not others:
         return None
     was = max(others, key=lambda one: one.time_s).mark.model
     changed = {group: short_fingerprint(model) for group, model in serving.items() if model != was}

@@ -62,8 +62,8 @@ class Worker(Protocol):
         """Have it keep a text for as long as it lives."""
         ...
 
-    async def kept(self, name: str, *, timeout_s: float) -> str:
-        """What it keeps under a name; empty if nothing."""
+    async def kept(self, name: str, *, timeout_s: float) -> str | None:
+        """What it keeps under a name; empty if nothing, None if its version keeps no texts."""
         ...
 
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
@@ -133,10 +133,15 @@ class GrpcWorker:
         request = control_pb2.KeepRequest(name=name, text=text)
         await self._call(self._control.Keep(request, timeout=timeout_s))
 
-    async def kept(self, name: str, *, timeout_s: float) -> str:
+    async def kept(self, name: str, *, timeout_s: float) -> str | None:
         """See `Worker`."""
         request = control_pb2.KeptRequest(name=name)
-        return (await self._call(self._control.GetKept(request, timeout=timeout_s))).text
+        try:
+            return (await self._control.GetKept(request, timeout=timeout_s)).text
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise self._meant(error) from error
 
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:
         """See `Worker`."""

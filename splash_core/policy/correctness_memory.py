@@ -5,7 +5,8 @@ reset; so whatever routers and groups remember comes to one set, in whatever ord
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,10 @@ from splash_core.policy.codec import decode, encode
 from splash_core.policy.correctness_notes import GroupMark, ProbeNotes, Round
 
 _FORMAT = 1
+_OLDER = 4
+"""Newest references of models that are served no longer, for each element type and set of prompts."""
+_OLDER_IN_ALL = 16
+"""Of 30 KiB each: a group keeps some 60."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,30 @@ def recalled(
     references = _oldest((*notes.references, *(one for memory in kept for one in memory.references)), reset_s)
     good = {(one.mark.group, one.model, one.dtype): one.mark for memory in kept for one in memory.good}
     return replace(notes, references=references, good={**good, **notes.good}), reset_s
+
+
+def trimmed(notes: ProbeNotes, *, served: Collection[tuple[str, str]]) -> ProbeNotes:
+    """Notes without old references of what is served no longer, and without good marks that have none.
+
+    Args:
+        notes: the same ones are given back where nothing is left out.
+        served: models and element types that groups have now.
+    """
+    older: Counter[object] = Counter()
+    references: list[Round] = []
+    for one in sorted(notes.references, key=lambda one: one.time_s, reverse=True):
+        mark = one.mark
+        if (mark.model, mark.dtype) not in served:
+            asked = mark.dtype, mark.prompts
+            if older[asked] == _OLDER or older.total() == _OLDER_IN_ALL:
+                continue
+            older[asked] += 1
+        references.append(one)
+    known = {(one.mark.model, one.mark.dtype) for one in references}
+    good = {name: mark for name, mark in notes.good.items() if name[1:] in known}
+    if (len(references), len(good)) == (len(notes.references), len(notes.good)):
+        return notes
+    return replace(notes, references=tuple(reversed(references)), good=good)
 
 
 def _oldest(rounds: Iterable[Round], reset_s: float) -> tuple[Round, ...]:

@@ -78,7 +78,8 @@ def sampling_from_pb(message: common_pb2.Sampling) -> SamplingParams:
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         priority=message.priority,
-        # A purpose that a newer peer has and this one does not know is a user's, too.
+        # One that is not known, or not said, is a user's: an older router's probes have the lowest priority,
+        # but so may a client's requests (docs/http-api.md).
         purpose=Purpose.PROBE if message.purpose == common_pb2.PURPOSE_PROBE else Purpose.USER,
     )
 

@@ -36,7 +36,14 @@ class StubWorker:
         """What it keeps for a router."""
         self.handed = 0
         """How often it was given something to keep."""
+        self.keeps = True
+        """Whether its version knows how to."""
+        self.told = 0
+        """How often it was asked what it keeps."""
+        self.kept_error: SplashError | None = None
+        """Instead of what it keeps."""
         self.keep_error: SplashError | None = None
+        """Instead of taking something to keep."""
         self.run_error: SplashError | None = None
         self.refuse_partner = ""
         """Decode group about which prefill complains."""
@@ -118,10 +125,13 @@ class StubWorker:
         self.texts[name] = text
         self.handed += 1
 
-    async def kept(self, name: str, *, timeout_s: float) -> str:
+    async def kept(self, name: str, *, timeout_s: float) -> str | None:
         del timeout_s
-        if self.keep_error is not None:
-            raise self.keep_error
+        self.told += 1
+        if self.kept_error is not None:
+            raise self.kept_error
+        if not self.keeps:
+            return None
         return self.texts.get(name, "")
 
     async def decisions(self, *, last: int) -> control_pb2.DecisionsResult:

@@ -25,10 +25,10 @@ class Context:
     """Raises the error that a call ends with."""
 
     async def abort(self, status: object, text: str, *, trailing_metadata: Any) -> None:
-        del status, text
+        del text
         ((key, detail),) = trailing_metadata
         assert key == DETAIL_KEY
-        raise from_detail(common_pb2.ErrorDetail.FromString(detail))
+        raise from_detail(common_pb2.ErrorDetail.FromString(detail), status)
 
 
 class Steering:

@@ -1,35 +1,19 @@
 """A router that starts anew knows the references of the one before, from the groups that live on."""
 
 import asyncio
-import json
-import math
 from collections.abc import Callable, Coroutine
-from itertools import permutations
 from typing import Any
 
 import pytest
 
-from splash_core.errors import ConfigError, InvalidRequest, Unavailable
-from splash_core.leader.kept import MOST_KEPT, KeptTexts
-from splash_core.policy.correctness import Said
-from splash_core.policy.correctness_memory import GoodMark, ProbeMemory, memory_from, recalled
-from splash_core.policy.correctness_notes import GroupMark, PairMark, ProbeNotes, Round
-from splash_core.policy.snapshot import Phase
+from splash_core.errors import ConfigError, DeadlineExceeded, InvalidRequest, Unavailable
+from splash_core.pb import common_pb2
+from splash_core.policy.correctness_memory import memory_from
 from tests.support.probe_world import RIGHT, WRONG, World
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
-
-
-def mark(group: str, *, epoch: int = 0) -> GroupMark:
-    return GroupMark(group=group, phase=Phase.DECODE, incarnation="i", epoch=epoch, layout="DP")
-
-
-def answered(time_s: float, *, model: str = "m", logprob: float = -1.0) -> Round:
-    pair = PairMark(model=model, dtype="fp32", prompts=((1, 2),), prefill=mark("p"), decode=mark("d"))
-    said = (Said(token=3, logprob=logprob, margin=math.inf),)
-    return Round(time_s=time_s, mark=pair, answers=(said,))
 
 
 def test_a_layout_that_falsifies_is_found_by_a_router_that_has_just_started() -> None:
@@ -118,22 +102,159 @@ def test_a_reset_while_groups_are_asked_stays_one() -> None:
     run(scenario)
 
 
-def test_groups_that_keep_nothing_are_probed_all_the_same() -> None:
+def test_groups_whose_version_keeps_nothing_are_asked_once_a_life_and_probed_all_the_same() -> None:
     async def scenario() -> None:
         world = World()
-        for group in world.groups.values():
-            group.keep_error = Unavailable("UNIMPLEMENTED")
+        groups = world.groups.values()
+        for group in groups:
+            group.keeps = False
         await world.look(3)
+        world.now += 100.0
+        await world.look(2)
         assert world.told()["checks"] == 1
-        for group in world.groups.values():
+        assert [(group.told, group.handed) for group in groups] == [(1, 0), (1, 0)]
+        for group in groups:
+            group.keeps = True
+            group.restart("DP")
+        await world.look(2)
+        assert all(memory_from(group.texts["probes"]).references for group in groups)
+
+    run(scenario)
+
+
+def test_no_first_answers_become_a_reference_before_a_group_that_answers_has_told_what_it_keeps() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.look(2)
+        world.groups["p0"].restart("DP")
+        decode = world.groups["d0"]
+        text = decode.texts["probes"]
+        decode.kept_error = DeadlineExceeded("late")
+        world.answers = lambda _: WRONG
+        world.restart_router()
+        await world.look(3)
+        assert world.told()["waits_for"].startswith("d0 cannot be asked what it keeps")
+        assert decode.texts["probes"] == text
+        assert world.told()["reference"] is None
+        told = decode.told
+        decode.kept_error = None
+        await world.look()
+        assert decode.told == told, "asked again after a while only"
+        world.now += 10.0
+        await world.look()
+        assert world.told()["last"]["verdict"] == "DRIFT"
+        await world.look()
+        references = {memory_from(group.texts["probes"]).references for group in world.groups.values()}
+        assert [[one.answers for one in found] for found in references] == [[RIGHT]]
+
+    run(scenario)
+
+
+def test_what_could_not_be_handed_over_is_tried_again_after_a_while() -> None:
+    async def scenario() -> None:
+        world = World()
+        groups = world.groups.values()
+        for group in groups:
+            group.keep_error = Unavailable("reset")
+        await world.look(3)
+        for group in groups:
             group.keep_error = None
         await world.look(3)
-        assert [group.handed for group in world.groups.values()] == [0, 0], "tried again after a while only"
+        assert [group.handed for group in groups] == [0, 0]
         world.now += 10.0
+        await world.look(3)
+        assert [group.handed for group in groups] == [1, 1], "and no more often than it changes"
+
+    run(scenario)
+
+
+def test_nothing_is_handed_to_a_group_that_has_not_just_told_what_it_keeps() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.look()
+        world.groups["d0"].kept_error = Unavailable("reset")
         await world.look(2)
-        assert [group.handed for group in world.groups.values()] == [1, 1], (
-            "and no more often than it changes"
-        )
+        assert [group.handed for group in world.groups.values()] == [1, 0]
+
+    run(scenario)
+
+
+def test_a_group_without_room_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        world = World()
+        world.groups["d0"].keep_error = InvalidRequest("at most 2097152 characters")
+        await world.look(3)
+        world.now += 100.0
+        await world.look(3)
+
+    run(scenario)
+    told = [record for record in caplog.records if "refuses to keep" in record.message]
+    assert [record.levelname for record in told] == ["WARNING"]
+
+
+def test_a_reset_at_one_router_is_not_undone_by_another_one() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.look(2)
+        one = world.registry, world.watch
+        world.restart_router()
+        other = world.registry, world.watch
+        await world.look(2)
+        world.registry, world.watch = one
+        world.watch.reset()
+        world.answers = lambda _: WRONG
+        await world.look(2)
+        assert world.told()["last"]["verdict"] == "REFERENCE"
+        world.registry, world.watch = other
+        world.groups["d0"].switch("TP")
+        await world.look(2)
+        assert world.told()["last"]["verdict"] == "SAME"
+        assert world.watch.to_json()["alarms"] == 0
+        for group in world.groups.values():
+            memory = memory_from(group.texts["probes"])
+            assert memory.reset_s == 1004.0
+            assert [reference.answers for reference in memory.references] == [WRONG]
+
+    run(scenario)
+
+
+def test_two_routers_do_not_hand_over_their_marks_in_turns() -> None:
+    async def scenario() -> None:
+        world = World(1, 2)
+        await world.look(4)
+        one = world.registry, world.watch
+        world.groups["d0"].switch("TP")
+        world.restart_router()
+        other = world.registry, world.watch
+        await world.look(4)
+        for world.registry, world.watch in (one, other, one, other):
+            world.now += 60.0
+            await world.look(4)
+        handed = [group.handed for group in world.groups.values()]
+        for world.registry, world.watch in (one, other, one, other):
+            world.now += 60.0
+            await world.look(4)
+        assert [group.handed for group in world.groups.values()] == handed
+
+    run(scenario)
+
+
+def test_of_many_changes_of_weights_the_newest_references_and_the_served_one_are_kept() -> None:
+    async def scenario() -> None:
+        world = World()
+        for change in range(40):
+            for group in world.groups.values():
+                group.restart("DP")
+                group.abi = common_pb2.KvAbi(version="1", dtype="fp32", model=f"m{change}")
+            await world.look(3)
+            if change == 0:
+                sizes = [len(group.texts["probes"]) for group in world.groups.values()]
+        for group, first in zip(world.groups.values(), sizes, strict=True):
+            memory = memory_from(group.texts["probes"])
+            models = [reference.mark.model for reference in memory.references]
+            assert models == ["m35", "m36", "m37", "m38", "m39"]
+            assert {one.model for one in memory.good} == {*models}
+            assert len(group.texts["probes"]) < 6 * first
 
     run(scenario)
 
@@ -154,50 +275,3 @@ def test_what_cannot_be_read_is_written_anew(text: str) -> None:
         assert memory_from(world.groups["d0"].texts["probes"]).references[0].answers == RIGHT
 
     run(scenario)
-
-
-def test_a_memory_survives_its_text() -> None:
-    good = GoodMark(model="m", dtype="fp32", mark=mark("d", epoch=3))
-    memory = ProbeMemory(reset_s=1.5, references=(answered(2.0, logprob=-0.1),), good=(good,))
-    assert memory_from(memory.to_text()) == memory
-    json.loads(memory.to_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-
-
-def test_in_whatever_order_memories_are_heard_they_come_to_the_same() -> None:
-    memories = (
-        ProbeMemory(references=(answered(1.0), answered(9.0, model="n"))),
-        ProbeMemory(
-            reset_s=5.0,
-            references=(answered(7.0),),
-            good=(GoodMark(model="m", dtype="fp32", mark=mark("d")),),
-        ),
-        ProbeMemory(reset_s=5.0, references=(answered(6.0), answered(8.0, model="n"))),
-    )
-    found: list[tuple[ProbeNotes, float]] = []
-    for order in permutations(memories):
-        notes, reset_s = ProbeNotes(good={("d", "m", "fp32"): mark("d", epoch=7)}), 0.0
-        for memory in order:
-            notes, reset_s = recalled(notes, [memory], reset_s=reset_s)
-        found += [(notes, reset_s), recalled(ProbeNotes(), order, reset_s=0.0)]
-    assert {reset_s for _, reset_s in found} == {5.0}
-    for notes, _ in found:
-        assert [(one.time_s, one.mark.model) for one in notes.references] == [(6.0, "m"), (8.0, "n")]
-        assert notes.good == {("d", "m", "fp32"): mark("d")}
-
-
-def test_what_a_router_saw_itself_is_known_better_than_what_was_kept() -> None:
-    own = ProbeNotes(good={("d", "m", "fp32"): mark("d", epoch=7)})
-    kept = ProbeMemory(good=(GoodMark(model="m", dtype="fp32", mark=mark("d")),))
-    notes, _ = recalled(own, [kept], reset_s=0.0)
-    assert notes.good == own.good
-
-
-def test_a_group_keeps_no_more_than_it_has_room_for() -> None:
-    texts = KeptTexts()
-    texts.keep("a", "x")
-    with pytest.raises(InvalidRequest, match=f"'b' would make it {MOST_KEPT + 1} characters"):
-        texts.keep("b", "y" * MOST_KEPT)
-    assert (texts.get("a"), texts.get("b")) == ("x", "")
-    texts.keep("a", "")
-    texts.keep("b", "y" * MOST_KEPT)
-    assert texts.get("a") == ""

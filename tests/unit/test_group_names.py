@@ -11,7 +11,9 @@ import pytest
 from services.router.admin import cluster_entry
 from services.router.health import gauges
 from services.router.registry import Registry
+from services.router.weights import RoutedModel
 from splash_core.errors import NotFound, Unavailable
+from splash_core.pb import common_pb2
 from tests.support.stub_worker import StubWorker
 
 
@@ -28,6 +30,7 @@ class World:
             clock=lambda: 1.0,
             poll_interval_s=60.0,
             poll_timeout_s=1.0,
+            served=RoutedModel(name="", fingerprint=""),
         )
 
     async def hear(self, names: str = "pab") -> None:
@@ -146,5 +149,27 @@ def test_no_two_series_have_the_same_labels() -> None:
         idle = SimpleNamespace(waiting=SimpleNamespace(requests=0, prompt_tokens=0), running=0)
         series = [sample[:2] for sample in gauges(world.registry, cast("Any", idle))]
         assert len(series) == len(set(series))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("odd", [SimpleNamespace(), SimpleNamespace(abi=common_pb2.KvAbi())])
+def test_a_description_that_cannot_be_understood_is_that_group_s_trouble_alone(
+    odd: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def describe(**_: float) -> SimpleNamespace:
+        return odd
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(world.workers["b"], "describe", describe)
+        await world.hear()
+        trouble = world.registry.record("b").trouble
+        assert trouble is not None
+        assert trouble.startswith("its answer cannot be understood (AttributeError")
+        assert world.served == ["a"]
+        monkeypatch.undo()
+        world.workers["b"].group = "e"
+        await world.hear()
+        assert world.served == ["a", "b"]
 
     run(scenario)

@@ -48,7 +48,7 @@ def serve(folder: Path, **settings: object) -> None:
     [
         (Registry, "_poll", r"poll of 127\.0\.0\.1:1"),
         (PolicyService, "_follow", "look after the policy"),
-        (ProbeWatch, "_follow", "correctness canary"),
+        (ProbeWatch, "_follow", "probes"),
         (main._Server, "serve", "gateway"),
     ],
 )
