@@ -260,6 +260,7 @@ class Stack:
                 child.wait(max(0.0, end - time.monotonic()), hurry=hurry)
                 child.kill()
         shutil.rmtree(self._sockets.path, ignore_errors=True)
+        self._sockets.close()
 
 
 def _named_by(phase: Phase, error: SplashError) -> SplashError:

@@ -4,6 +4,9 @@ Invariant: a check leaves nothing behind, and what could not be written is refus
 """
 
 import dataclasses
+import errno
+import os
+import secrets
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +43,11 @@ def check_output(wanted: Output, path: Path, *, flag: str) -> None:
             raise ConfigError(f"{flag} {path} is a folder; name a file in it")
         elif _is_plain(path):
             _check_folder(path.resolve().parent)
-        else:
+        elif not path.is_fifo():
             path.open("ab").close()
+        # Whoever reads a pipe would take an end for the end of what is written.
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         cause = error.strerror or error
         raise ConfigError(
@@ -61,9 +67,12 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         return
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    write(part)
-    part.replace(path)
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        write(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -2,8 +2,9 @@
 
 What a rank would receive from the others is made up of its own rows, by one small kernel where NCCL has one.
 So shapes, memory and the rank's computation are those of T ranks, and a step's time lacks what crosses links.
-Invariant: rows of another rank differ from one's own (signs of their columns), so that a router chooses
-experts for them on its own; whole numbers, which may be indices, are taken over as they are.
+Invariant: where all ranks give as many rows to an all-gather, those of another rank differ from one's own
+(signs of their columns), so that a router chooses experts for them on its own. Whole numbers, which may be
+indices, are taken over as they are; all other calls repeat or cut one's own rows to what is asked for.
 """
 
 from collections.abc import Sequence

@@ -157,9 +157,8 @@ class PullingMover(ExchangingMover):
             sent = self._sent_rows(peer, track, until, pages)[begin:]
             landing[first - work.num_read : end - work.num_read].copy_(sent)
         self._outbox.barrier(track)
-        kept = work.num_read - work.num_sent
-        self._kernels.scatter_pages(pages, work.write_slots[:kept], rows[work.num_sent :])
-        self._kernels.scatter_pages(pages, work.write_slots[kept:], landing)
+        self._kernels.scatter_pages(pages, work.write_slots[: work.num_kept], rows[work.num_sent :])
+        self._kernels.scatter_pages(pages, work.received_slots, landing)
         self.bytes_received += landing.nbytes
 
     @override

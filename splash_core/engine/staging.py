@@ -60,6 +60,8 @@ class ChunkWork:
 
     read_slots: Tensor
     write_slots: Tensor
+    received_slots: Tensor
+    """The last of `write_slots`, for a rank that scatters what it keeps by itself."""
 
     def __init__(self, chunk: Chunk, rank: RankId) -> None:
         self._chunk = chunk
@@ -68,6 +70,7 @@ class ChunkWork:
         incoming = [flow for flow in chunk.flows if flow.dst == rank and flow.crosses]
         sent, self.sends = lay_out(_sent_by(chunk, rank))
         self.num_sent, self.num_read = len(sent), len(sent) + sum(map(len, kept))
+        self.num_kept = self.num_read - self.num_sent
         self.recvs: dict[RankId, Span] = {}
         self.num_rows = self.num_read
         for flow in incoming:
@@ -77,6 +80,8 @@ class ChunkWork:
         """`read_slots`, on the host."""
         self.writes = joined(flow.dst_slots for flow in (*kept, *incoming))
         """`write_slots`, on the host."""
+        self.apart = self.writes[self.num_kept :] if self.num_kept % _ALIGNED else column()
+        """`received_slots` once more, where they would not begin as kernels want them to."""
 
     @cached_property
     def found_at(self) -> dict[RankId, Span]:
@@ -95,10 +100,11 @@ def prepare(chunks: Sequence[Chunk], *, rank: RankId, device: torch.device) -> l
         device: where the arena lives.
     """
     works = [ChunkWork(chunk, rank) for chunk in chunks]
-    columns = [slots for work in works for slots in (work.reads, work.writes)]
+    columns = [slots for work in works for slots in (work.reads, work.writes, work.apart)]
     placed = iter(_uploaded(columns, device))
     for work in works:
-        work.read_slots, work.write_slots = next(placed), next(placed)
+        work.read_slots, work.write_slots, apart = next(placed), next(placed), next(placed)
+        work.received_slots = apart if work.num_kept % _ALIGNED else work.write_slots[work.num_kept :]
     return works
 
 

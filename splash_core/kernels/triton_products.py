@@ -1,7 +1,8 @@
 """A product of few rows with a tall matrix, as Triton kernels: it takes as long as reading the matrix.
 
-The inner dimension is split over programs, whose sums a second kernel adds up in a fixed order: the same rows
-give the same bits. Of libraries' kernels for such shapes those that split it likewise first clear memory.
+The inner dimension is split over programs, whose sums a second kernel adds up in a fixed order: a row gives
+the same bits among the same number of rows, which decides how the product is cut up. Of libraries' kernels
+for such shapes those that split it likewise first clear memory.
 
 Legend: N rows, K inner dimension, O outputs, S splits.
 """

@@ -1,5 +1,6 @@
-"""Ids side by side, as 32-bit integers: what a large switch says of its tens of thousands of pages.
+"""Ids side by side: what a large switch says of its tens of thousands of pages.
 
+Slots are 32-bit integers, pages 64-bit ones: a page's id is never used again while its group lives.
 A list of objects costs a step a microsecond for each; columns are cut, joined, compared and sent as a whole.
 Invariant: whoever has made a column changes it no more once it is part of a value.
 """
@@ -12,20 +13,27 @@ from typing import TypeAlias
 
 Column: TypeAlias = "array[int]"
 
-_TYPE = "i"
+_SLOTS, _PAGES = "i", "q"
 
 
 def column(entries: Iterable[int] = ()) -> Column:
-    """The entries as a column."""
-    return array(_TYPE, entries)
+    """The entries, which are slots, as a column."""
+    return array(_SLOTS, entries)
+
+
+def page_column(entries: Iterable[int] = ()) -> Column:
+    """The entries, which are pages, as a column."""
+    return array(_PAGES, entries)
 
 
 def joined(columns: Iterable[Column]) -> Column:
-    """One column after the other."""
-    whole = array(_TYPE)
-    for part in columns:
-        whole += part
-    return whole
+    """One column of slots after the other."""
+    return _put_together(column(), columns)
+
+
+def joined_pages(columns: Iterable[Column]) -> Column:
+    """One column of pages after the other."""
+    return _put_together(page_column(), columns)
 
 
 def first_difference(one: Column, other: Column) -> int:
@@ -38,6 +46,12 @@ def first_difference(one: Column, other: Column) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _put_together(whole: Column, parts: Iterable[Column]) -> Column:
+    for part in parts:
+        whole += part
+    return whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ free, resting or has exactly one user, and its generation grows whenever its use
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
@@ -179,9 +180,9 @@ class SlotPool:
         """Give slots back and make references to them stale.
 
         Raises:
-            InvariantBroken: one is not in use (a double free, or not a slot of this rank).
+            InvariantBroken: one is not in use (a double free, or not a slot of this rank), or named twice.
         """
-        given = frozenset(slots)
+        given = _distinct(slots)
         for slot in sorted(given - self._used):
             raise InvariantBroken(f"slot {slot} is freed but not in use")
         self._used -= given
@@ -193,7 +194,7 @@ class SlotPool:
 
     def vacate(self, slots: Iterable[SlotId]) -> None:
         """As `free`, of slots that a manifest reads before they are anybody else's."""
-        given = frozenset(slots)
+        given = _distinct(slots)
         self.free(given)
         self._vacated |= given
 
@@ -245,6 +246,16 @@ class SlotPool:
     def _used_under(self, matrix: Matrix) -> int:
         """Slots in use that the matrix fills when it is replicated."""
         return self._num_borrowed[matrix] - len(self._free[matrix])
+
+
+def _distinct(slots: Iterable[SlotId]) -> frozenset[SlotId]:
+    """The slots, none of which may be named twice."""
+    named = tuple(slots)
+    given = frozenset(named)
+    if len(given) != len(named):
+        twice = sorted(slot for slot, times in Counter(named).items() if times > 1)
+        raise InvariantBroken(f"slots {twice} are freed twice at once")
+    return given
 
 
 def slot_kinds(lent: Matrices) -> tuple[SlotKind, ...]:

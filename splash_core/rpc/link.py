@@ -34,6 +34,8 @@ class LeaderLink:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._file = _inode(self.address)
+        """Ours: a successor puts its own in its place while this one still drains."""
 
     async def send(self, rank: RankId, message: rank_pb2.ToRank) -> None:
         """Send one frame to a rank, what concerns pushes to its push lane.
@@ -54,11 +56,11 @@ class LeaderLink:
 
     def close(self) -> None:
         """Drop the connection and everything queued."""
+        # The library leaves it behind. While it is open, no other file can have the number of its inode.
+        if self._file is not None and _inode(self.address) == self._file:
+            Path(self.address.removeprefix(_IPC)).unlink(missing_ok=True)
         self._socket.close()
         self._context.term()
-        if self.address.startswith(_IPC):
-            # The library leaves it behind.
-            Path(self.address.removeprefix(_IPC)).unlink(missing_ok=True)
 
 
 class RankLink:
@@ -90,6 +92,17 @@ class RankLink:
         """Deliver what is queued (for at most a second) and close."""
         self._socket.close()
         self._context.term()
+
+
+def _inode(address: str) -> tuple[int, int] | None:
+    """Device and inode of an address's socket; None where it has no file, or none any more."""
+    if not address.startswith(_IPC):
+        return None
+    try:
+        found = Path(address.removeprefix(_IPC)).lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def ipc_address(folder: Path) -> str:

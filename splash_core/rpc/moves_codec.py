@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from splash_core.ids import RankId
-from splash_core.layout.columns import Column, column
+from splash_core.layout.columns import Column, column, page_column
 from splash_core.layout.layout import Matrix
 from splash_core.pb import rank_pb2
 from splash_core.switch.manifest import Chunk, Flow
@@ -26,12 +26,8 @@ def column_to_pb(entries: Column) -> bytes:
 
 
 def column_from_pb(packed: bytes) -> Column:
-    """A column from the wire."""
-    entries = column()
-    entries.frombytes(packed)
-    if _SWAPPED:
-        entries.byteswap()
-    return entries
+    """A column of slots from the wire."""
+    return _unpacked(column(), packed)
 
 
 def chunks_to_pb(chunks: Iterable[Chunk]) -> list[rank_pb2.Chunk]:
@@ -59,6 +55,13 @@ def precopy_from_pb(message: rank_pb2.PrecopyBatch) -> PrecopyBatch:
     )
 
 
+def _unpacked(entries: Column, packed: bytes) -> Column:
+    entries.frombytes(packed)
+    if _SWAPPED:
+        entries.byteswap()
+    return entries
+
+
 def _flow_to_pb(flow: Flow) -> rank_pb2.Flow:
     return rank_pb2.Flow(
         src=flow.src,
@@ -73,7 +76,7 @@ def _flow_from_pb(message: rank_pb2.Flow) -> Flow:
     return Flow(
         src=RankId(message.src),
         dst=RankId(message.dst),
-        pages=column_from_pb(message.pages),
+        pages=_unpacked(page_column(), message.pages),
         src_slots=column_from_pb(message.src_slots),
         dst_slots=column_from_pb(message.dst_slots),
     )

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from splash_core.errors import InvariantBroken
 from splash_core.ids import PageId, RankId, SlotId
-from splash_core.layout.columns import Column, column
+from splash_core.layout.columns import Column, column, page_column
 from splash_core.layout.layout import RULES, Layout, Matrices, Matrix
 from splash_core.layout.ownership import PageTable
 from splash_core.switch.chunks import Need, SlotKey
@@ -194,7 +194,7 @@ class _Comparison:
     def _add(self, src: RankId, page: PageId, held: Mapping[RankId, SlotId], dst: RankId) -> None:
         route = self._routes.get((src, dst))
         if route is None:
-            route = self._routes[src, dst] = Route(column(), column())
+            route = self._routes[src, dst] = Route(page_column(), column())
         route.pages.append(page)
         route.slots.append(held[src])
 

@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from splash_core.ids import Epoch, PageId, RankId, SlotId
-from splash_core.layout.columns import Column, column
+from splash_core.layout.columns import Column, column, page_column
 from splash_core.layout.layout import Layout, Matrix
 
 
@@ -102,7 +102,7 @@ class Chunk:
         for page, src, src_slot, dst, dst_slot in moves:
             flow = flows.get((src, dst))
             if flow is None:
-                flow = flows[src, dst] = Flow(src, dst, column(), column(), column())
+                flow = flows[src, dst] = Flow(src, dst, page_column(), column(), column())
             flow.pages.append(page)
             flow.src_slots.append(src_slot)
             flow.dst_slots.append(dst_slot)

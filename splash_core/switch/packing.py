@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from splash_core.ids import RankId
-from splash_core.layout.columns import joined
+from splash_core.layout.columns import joined, joined_pages
 from splash_core.switch.manifest import Chunk, Flow, PageMove
 
 _Side = tuple[str, RankId]
@@ -76,7 +76,7 @@ def merged(flows: Iterable[Flow]) -> tuple[Flow, ...]:
         Flow(
             src,
             dst,
-            joined(flow.pages for flow in parts),
+            joined_pages(flow.pages for flow in parts),
             joined(flow.src_slots for flow in parts),
             joined(flow.dst_slots for flow in parts),
         )

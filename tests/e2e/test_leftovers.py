@@ -1,6 +1,5 @@
 """Services that were told to end leave logs and nothing else: no socket, no rendezvous, no socket folder."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from splash_core.rpc.socket_folder import SocketFolder
 from tests.support.fake_groups import await_ready, start_group
 
 pytestmark = pytest.mark.e2e
@@ -82,24 +80,3 @@ def test_a_stack_leaves_no_socket_behind(tiny_v3: Path, temporary: Path, deep: s
         assert left(run_dir) == []
         assert not (run_dir / "sockets").exists()
     assert list(temporary.glob("splash-*")) == []
-
-
-def test_what_killed_processes_have_left_goes_with_the_next_folder(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for name in (f"splash-{dead.pid}-00112233", f"splash-{os.getpid()}-00112233", "splash-other"):
-        (temporary / name).mkdir()
-    folder = SocketFolder(Path("/" + "x" * 100), most=80)
-    folder.open()
-    names = {path.name for path in temporary.iterdir()}
-    assert names == {f"splash-{os.getpid()}-00112233", "splash-other", folder.path.name}
-    folder.close()
-    assert not folder.path.exists()
-    near = SocketFolder(temporary / "near", most=80)
-    assert not near.path.exists(), "nothing is made before it is opened"
-    near.open()
-    near.close()
-    assert near.path.is_dir(), "a folder of the run's own stays"

@@ -64,7 +64,7 @@ LOGPROBS = st.builds(
 )
 MOVES = st.builds(
     PageMove,
-    SMALL.map(PageId),
+    st.integers(0, 2**63 - 1).map(PageId),
     st.integers(0, 7).map(RankId),
     SMALL.map(SlotId),
     st.integers(0, 7).map(RankId),

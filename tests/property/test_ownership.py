@@ -1,6 +1,7 @@
 """Slot pools and the page table under random lives of pages."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -125,6 +126,20 @@ class PoolLife(RuleBasedStateMachine):
         assert self.pool.num_used == len(used)
         assert not any(map(self.pool.is_used, self.free | self.resting))
         assert all(self.pool.generation(slot) == self.lives[slot] for slot in self.ordinary | self.borrowed)
+
+
+@pytest.mark.parametrize("give_back", [SlotPool.free, SlotPool.vacate])
+def test_a_slot_given_back_twice_at_once_is_refused(
+    give_back: Callable[[SlotPool, list[SlotId]], None],
+) -> None:
+    pool = SlotPool(ordinary=map(SlotId, range(4)))
+    slots = [slot for _ in range(3) if (slot := pool.allocate(lent=ORDINARY_ONLY)) is not None]
+    with pytest.raises(InvariantBroken, match=r"slots \[1\] are freed twice at once"):
+        give_back(pool, [*slots, SlotId(1)])
+    assert pool.num_used == 3
+    assert pool.generation(SlotId(1)) == 0
+    give_back(pool, slots)
+    assert pool.num_used == 0
 
 
 TestPoolLife = PoolLife.TestCase

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splash_core.ids import PageId, RankId, SlotId
-from splash_core.layout.columns import SlotRows, column, first_difference, joined
+from splash_core.layout.columns import SlotRows, column, first_difference, joined, page_column
 from splash_core.switch.manifest import Chunk, Flow, PageMove, flows_of
 from splash_core.switch.packing import merged, pages_by_side, spread
 
@@ -20,9 +20,10 @@ def flow_sets(draw: st.DrawFn) -> list[Flow]:
     lengths = draw(st.dictionaries(st.tuples(RANKS, RANKS), st.integers(1, 60), max_size=12))
     flows: list[Flow] = []
     first = 0
+    pages = draw(st.sampled_from([0, 2**31 - 20, 2**40]))
     for (src, dst), length in sorted(lengths.items()):
         ids = column(range(first, first + length))
-        flows.append(Flow(src, dst, ids, ids, ids))
+        flows.append(Flow(src, dst, page_column(pages + slot for slot in ids), ids, ids))
         first += length
     return flows
 
@@ -50,8 +51,8 @@ def test_with_room_for_a_share_of_each_flow_chunks_are_as_few_as_can_be_or_nearl
 
 @given(pages=st.integers(1, 200), peers=st.integers(2, 4), capacity=st.integers(8, 40))
 def test_pages_for_all_peers_stay_together(pages: int, peers: int, capacity: int) -> None:
-    ids = column(range(pages))
-    flows = [Flow(RankId(0), RankId(peer), ids, ids, ids) for peer in range(1, peers + 1)]
+    ids, slots = page_column(range(pages)), column(range(pages))
+    flows = [Flow(RankId(0), RankId(peer), ids, slots, slots) for peer in range(1, peers + 1)]
     for chunk in spread(flows, capacity=capacity):
         assert len({tuple(flow.pages) for flow in chunk.flows}) == 1
         assert len(chunk.flows) == peers
@@ -68,7 +69,12 @@ def test_merging_undoes_cutting(flows: list[Flow], capacity: int) -> None:
 @given(
     moves=st.lists(
         st.builds(
-            PageMove, st.integers(0, 9).map(PageId), RANKS, st.just(SlotId(1)), RANKS, st.just(SlotId(2))
+            PageMove,
+            st.sampled_from([*range(9), 2**31]).map(PageId),
+            RANKS,
+            st.just(SlotId(1)),
+            RANKS,
+            st.just(SlotId(2)),
         )
     )
 )

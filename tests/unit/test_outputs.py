@@ -86,6 +86,30 @@ def test_a_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_a_check_does_not_open_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end would be the reader's, and without a reader it would wait for one."""
+    pipe, may_write = tmp_path / "pipe", [True, False]
+    os.mkfifo(pipe)
+    monkeypatch.setattr(Path, "open", None)
+    monkeypatch.setattr(os, "access", lambda path, mode: may_write.pop(0))
+    check_output(Output.FILE, pipe, flag="--bundle")
+    with pytest.raises(ConfigError, match="Permission denied"):
+        check_output(Output.FILE, pipe, flag="--bundle")
+
+
+def test_two_runs_that_write_one_file_write_it_one_after_the_other(tmp_path: Path) -> None:
+    path, texts = tmp_path / "file", list[str]()
+
+    def slow(part: Path) -> None:
+        part.write_text("slow")
+        replace_text(path, "fast")
+        texts.append(path.read_text())
+
+    replace_file(path, slow)
+    assert [*texts, path.read_text()] == ["fast", "slow"]
+    assert [left.name for left in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path, link = tmp_path / "a" / "file.json", tmp_path / "link"
     replace_text(path, "old")
@@ -98,6 +122,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         replace_file(path, broken)
     assert path.read_text() == "old"
+    assert list(path.parent.iterdir()) == [path], "what was begun is gone"
     replace_text(link, "new")
     assert link.is_symlink()
     assert path.read_text() == "new"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from splash_core.engine.staging import ChunkWork, Staging, lay_out, prepare
 from splash_core.ids import PageId, RankId, SlotId
-from splash_core.layout.columns import column
+from splash_core.layout.columns import column, page_column
 from splash_core.switch.chunks import STAGING_PARTS, chunk_bytes
 from splash_core.switch.manifest import Chunk, Flow, PageMove
 
@@ -22,7 +22,7 @@ def wanted(**peers: tuple[int, list[int]]) -> list[Flow]:
 
 
 def flow(peer: int, page: int, slots: list[int]) -> Flow:
-    pages = column(range(page, page + len(slots)))
+    pages = page_column(range(page, page + len(slots)))
     return Flow(RankId(0), RankId(peer), pages, column(slots), column(slots))
 
 

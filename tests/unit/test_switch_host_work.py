@@ -19,7 +19,7 @@ from splash_core.engine.precopying import PrecopyExecution
 from splash_core.engine.staging import ChunkWork, prepare
 from splash_core.engine.switching import SwitchExecution
 from splash_core.ids import Epoch, RankId, SeqId, StepId
-from splash_core.layout.columns import SlotRows, column
+from splash_core.layout.columns import SlotRows, column, page_column
 from splash_core.layout.layout import Layout, Matrix
 from splash_core.pb import rank_pb2
 from splash_core.rpc.codec import plan_from_pb, plan_to_pb
@@ -54,10 +54,10 @@ def calls(operation: Callable[[], object]) -> int:
 def chunk(pages: int) -> Chunk:
     """So many pages from each rank to all others."""
     ranks = [RankId(rank) for rank in range(T)]
-    slots = column(range(pages))
+    ids, slots = page_column(range(pages)), column(range(pages))
     return Chunk(
         tuple(
-            Flow(src, dst, slots, slots, column(range(FAR + src * pages, FAR + (src + 1) * pages)))
+            Flow(src, dst, ids, slots, column(range(FAR + src * pages, FAR + (src + 1) * pages)))
             for src in ranks
             for dst in ranks
             if src != dst
