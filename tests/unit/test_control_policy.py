@@ -24,7 +24,7 @@ from splash_core.rpc.errors import DETAIL_KEY, from_detail
 class Context:
     """Raises the error that a call ends with."""
 
-    async def abort(self, status: object, text: str, *, trailing_metadata: Any) -> None:
+    async def abort(self, status: grpc.StatusCode, text: str, *, trailing_metadata: Any) -> None:
         del text
         ((key, detail),) = trailing_metadata
         assert key == DETAIL_KEY

@@ -95,9 +95,12 @@ def test_a_reset_while_groups_are_asked_stays_one() -> None:
         world.watch.reset()
         world.answers = lambda _: WRONG
         await looking
-        await world.look()
+        assert world.groups["d0"].texts == {}
+        await world.look(2)
         assert world.told()["last"]["verdict"] == "REFERENCE"
         assert world.watch.to_json()["alarms"] == 0
+        kept = memory_from(world.groups["p0"].texts["probes"])
+        assert {one.mark.incarnation for one in kept.good if one.mark.group == "d0"} == {"1+"}
 
     run(scenario)
 
@@ -220,21 +223,33 @@ def test_a_reset_at_one_router_is_not_undone_by_another_one() -> None:
 
 def test_two_routers_do_not_hand_over_their_marks_in_turns() -> None:
     async def scenario() -> None:
-        world = World(1, 2)
-        await world.look(4)
+        world = World()
+        await world.look(3)
         one = world.registry, world.watch
         world.groups["d0"].switch("TP")
         world.restart_router()
         other = world.registry, world.watch
-        await world.look(4)
-        for world.registry, world.watch in (one, other, one, other):
-            world.now += 60.0
-            await world.look(4)
+        await world.look(3)
         handed = [group.handed for group in world.groups.values()]
+        assert memory_from(world.groups["d0"].texts["probes"]).good[0].mark.layout == "TP"
+        world.obstacles["p0", "d0"] = "requests wait"
         for world.registry, world.watch in (one, other, one, other):
             world.now += 60.0
-            await world.look(4)
+            await world.look(2)
         assert [group.handed for group in world.groups.values()] == handed
+
+    run(scenario)
+
+
+def test_marks_of_a_group_that_has_gone_are_not_brought_back_by_the_others() -> None:
+    async def scenario() -> None:
+        world = World(1, 2)
+        await world.look(4)
+        world.groups["d1"].control_error = Unavailable("away")
+        world.now += 700.0
+        await world.look(4)
+        kept = memory_from(world.groups["p0"].texts["probes"])
+        assert {one.mark.group for one in kept.good} == {"p0", "d0"}
 
     run(scenario)
 
