@@ -15,7 +15,7 @@ from types import TracebackType
 
 import httpx
 
-from services.children import Child, Death
+from services.children import Child, Death, error_of
 from services.exit_codes import Exit
 from services.listening import check_free, free_port, url_of
 from services.router.tokenizer import tokenizer_file
@@ -36,7 +36,7 @@ from splash_core.settings_base import as_flags, shared_fields
 from splash_core.transport.reach import check_reach
 
 PREFILL, DECODE, ROUTER = "prefill-0", "decode-0", "router"
-_POLL_S = 0.05
+_POLL_S, _FAREWELL_S = 0.05, 4.0
 _MAX_FOLDER = 68
 """Unix socket paths end at 107 bytes; the sockets' own names need the rest."""
 
@@ -249,7 +249,8 @@ class Stack:
             drain: let running requests finish (for at most `drain_timeout_s`); otherwise seconds.
             hurry: set it from elsewhere to end what still runs at once.
         """
-        grace_s = self.settings.drain_timeout_s + 5.0 if drain else 3.0
+        # The router also needs time to turn unready before, and to tell clients of the end after.
+        grace_s = self.settings.drain_timeout_s + 10.0 if drain else 3.0
         stages = ((ROUTER,), (PREFILL, DECODE)) if drain else ((ROUTER, PREFILL, DECODE),)
         for stage in stages:
             children = [self._children[name] for name in stage if name in self._children]
@@ -258,9 +259,18 @@ class Stack:
             end = time.monotonic() + grace_s
             for child in children:
                 child.wait(max(0.0, end - time.monotonic()), hurry=hurry)
+                if child.name == ROUTER and hurry is not None and hurry.is_set():
+                    # It ends its answers itself: a killed one would cut them without a word.
+                    child.terminate()
+                    child.wait(_FAREWELL_S)
                 child.kill()
         shutil.rmtree(self._sockets.path, ignore_errors=True)
         self._sockets.close()
+
+    def cut_short(self) -> str:
+        """What the router of a stopped stack could not let end, in its words; empty if it could."""
+        death = self._children[ROUTER].death() if ROUTER in self._children else None
+        return error_of(death.lines) if death is not None and death.code == Exit.FAILED else ""
 
 
 def _named_by(phase: Phase, error: SplashError) -> SplashError:

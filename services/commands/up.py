@@ -25,6 +25,8 @@ _CHECK_S = 0.1
 def up(settings: UpSettings, as_json: bool) -> int:
     """Start everything on this host; Ctrl-C drains, a second Ctrl-C ends at once; both exit 0.
 
+    Answers that outlive `--drain-timeout-s` are ended with an error, counted here, and the exit code is 1.
+
     Prints the URL when ready. If any process dies, says which and why, ends the rest and exits 1.
 
     Example: `splash up --model smollm2-mla --decode-layout DOP --port 8000`
@@ -56,7 +58,10 @@ def up(settings: UpSettings, as_json: bool) -> int:
         return error.death.code if isinstance(error, StackFailed) and error.refused else exit_code(error)
     console.print("draining …")
     stack.stop(drain=True, hurry=hurry)
-    return Exit.DONE
+    if not (cut := stack.cut_short()):
+        return Exit.DONE
+    console.print(f"error: {cut}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+    return Exit.FAILED
 
 
 def _tell(error: SplashError, console: Console) -> None:

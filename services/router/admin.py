@@ -26,6 +26,7 @@ from services.router.http import check_key, check_query, read_json
 from services.router.policy_admin import PolicyAdmin
 from services.router.records import GroupRecord
 from services.router.registry import Registry
+from services.router.running import RunningAnswers
 from services.router.schemas import DrainBody, LayoutBody, PinBody, read
 from services.router.weights import why_out
 from splash_core.errors import InvalidRequest, NotFound, SplashError
@@ -55,6 +56,7 @@ class Admin:
     dispatcher: Dispatcher
     policy: PolicyAdmin
     probes: ProbeAdmin
+    answers: RunningAnswers
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -215,7 +217,8 @@ class Admin:
             try:
                 check_key(request, self.config.admin_key)
                 check_query(request, asked)
-                return await handler(request)
+                async with self.answers.within(None):
+                    return await handler(request)
             except SplashError as error:
                 return error_response(error)
 

@@ -24,11 +24,12 @@ from services.router.health import alive_causes, gauges, ready_causes
 from services.router.http import ClientGone, EventStream, check_key, read_json, unless_gone
 from services.router.metrics import Metrics
 from services.router.registry import Registry, no_worker
+from services.router.running import RunningAnswers
 from services.router.schemas import DetokenizeBody, TokenizeBody, read
 from services.router.tokenizer import Tokenizer
 from services.router.validate import RequestReader, Work
 from splash_core.dispatch.admission import DeploymentLimits
-from splash_core.errors import DeadlineExceeded, InvalidRequest, InvariantBroken, SplashError
+from splash_core.errors import InvalidRequest, InvariantBroken, SplashError
 
 _LOG = logging.getLogger("splash.router")
 _CLIENT_CLOSED = 499
@@ -58,6 +59,7 @@ class Gateway:
     reader: RequestReader
     generator: Generator
     metrics: Metrics
+    answers: RunningAnswers
     sources: Sources
 
     def app(self) -> Starlette:
@@ -162,12 +164,7 @@ class Gateway:
             scoring=all(job.sampling.max_tokens == 0 for job in work.jobs),
         )
         header = Header(answer_id=request_id, created=int(self.sources.wall()), model=self.config.model_name)
-        try:
-            async with asyncio.timeout(self.config.request_timeout_s):
-                return await self._answer(request, work, header)
-        except TimeoutError:
-            limit = self.config.request_timeout_s
-            raise DeadlineExceeded(f"the request took longer than {limit:.0f} s; ask for less") from None
+        return await self._answer(request, work, header)
 
     async def _answer(self, request: Request, work: Work, header: Header) -> Response:
         if not work.stream:
@@ -182,7 +179,7 @@ class Gateway:
         return EventStream(
             chunks,
             first=first,
-            timeout_s=self.config.request_timeout_s,
+            within=self.answers.within(self.config.request_timeout_s),
             on_error=lambda: self.metrics.count("splash_stream_errors_total"),
             request_id=header.answer_id,
         )
@@ -209,7 +206,8 @@ class Gateway:
         async def endpoint(request: Request) -> Response:
             try:
                 check_key(request, key)
-                response: Response = await handler(request)
+                async with self.answers.within(self.config.request_timeout_s):
+                    response: Response = await handler(request)
             except ClientGone:
                 self.metrics.count("splash_requests_total", endpoint=path, code=str(_CLIENT_CLOSED))
                 return Response(status_code=_CLIENT_CLOSED)

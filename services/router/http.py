@@ -9,7 +9,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.router.errors import BodyTooLarge, Unauthorized, error_object
-from splash_core.errors import DeadlineExceeded, InvalidRequest, InvariantBroken, SplashError
+from splash_core.errors import InvalidRequest, InvariantBroken, SplashError
 
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -127,7 +127,7 @@ class EventStream(Response):
         chunks: AsyncGenerator[dict[str, Any], None],
         *,
         first: dict[str, Any],
-        timeout_s: float,
+        within: AbstractAsyncContextManager[None],
         on_error: Callable[[], None],
         request_id: str,
     ) -> None:
@@ -138,7 +138,7 @@ class EventStream(Response):
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._chunks = chunks
         self._first = first
-        self._timeout_s = timeout_s
+        self._within = within
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,14 +160,12 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         last = b"data: [DONE]\n\n"
         try:
-            async with asyncio.timeout(self._timeout_s), aclosing(self._chunks):
+            async with self._within, aclosing(self._chunks):
                 await _send_part(send, _event(self._first))
                 async for chunk in self._chunks:
                     await _send_part(send, _event(chunk))
         except SplashError as error:
             last = self._failed(error)
-        except TimeoutError:
-            last = self._failed(DeadlineExceeded(f"the request took longer than {self._timeout_s:.0f} s"))
         except OSError:
             # The connection is gone; nothing can be told any more.
             return

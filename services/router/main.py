@@ -1,7 +1,7 @@
 """The router process: gateway and admin port in one event loop, clients of the prefill and decode leaders.
 
 Invariant: at SIGTERM the router turns unready first, then refuses new requests, then ends with the last
-answer and closes its ports.
+answer, or cuts what is left of them, and closes its ports.
 """
 
 import asyncio
@@ -23,12 +23,14 @@ from services.router.config import RouterConfig
 from services.router.correctness_admin import ProbeAdmin, probe_watch
 from services.router.correctness_watch import ProbeWatch
 from services.router.dispatch import Dispatcher, DispatchSettings
+from services.router.drain import drain, first_of
 from services.router.gateway import Gateway, Sources
 from services.router.generation import Generator
 from services.router.metrics import Metrics
 from services.router.policy_admin import PolicyAdmin
 from services.router.policy_service import PolicyService
 from services.router.registry import Registry
+from services.router.running import RunningAnswers
 from services.router.tokenizer import Tokenizer, read_eos_ids
 from services.router.validate import ReaderSettings, RequestReader
 from services.router.weights import RoutedModel
@@ -37,7 +39,6 @@ from splash_core.dispatch.admission import QueueLimits
 from splash_core.obs.vitals import VitalTasks
 
 _SEED_BITS = 63
-_DRAIN_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class Router:
     dispatcher: Dispatcher
     policy: PolicyService
     probes: ProbeWatch
+    answers: RunningAnswers
     gateway: Starlette
     admin: Starlette
 
@@ -89,8 +91,7 @@ def build(config: RouterConfig) -> Router:
         else None,
     )
     dispatcher = Dispatcher(registry, _dispatch_settings(config), clock=sources.monotonic)
-    tokenizer = Tokenizer.load(config.model)
-    metrics = Metrics()
+    tokenizer, metrics, answers = Tokenizer.load(config.model), Metrics(), RunningAnswers()
     gateway = Gateway(
         config=config,
         registry=registry,
@@ -101,6 +102,7 @@ def build(config: RouterConfig) -> Router:
         ),
         generator=Generator(dispatcher, tokenizer, metrics, clock=sources.monotonic),
         metrics=metrics,
+        answers=answers,
         sources=sources,
     )
     policy = PolicyService(config.policy, registry, metrics)
@@ -111,12 +113,14 @@ def build(config: RouterConfig) -> Router:
         dispatcher=dispatcher,
         policy=PolicyAdmin(service=policy),
         probes=ProbeAdmin(watch=probes),
+        answers=answers,
     )
     return Router(
         registry=registry,
         dispatcher=dispatcher,
         policy=policy,
         probes=probes,
+        answers=answers,
         gateway=gateway.app(),
         admin=admin.app(),
     )
@@ -139,6 +143,7 @@ async def serve(
 
     Raises:
         Died: it has ended because something that it needs had; running answers were given their time.
+        AnswersCut: it has ended, and running answers took longer than their time.
     """
     router = build(config)
     listeners = _listeners(config)
@@ -152,16 +157,12 @@ async def serve(
     try:
         ports = Ports(port=listeners[0].getsockname()[1], admin_port=listeners[1].getsockname()[1])
         _announce(config, ports, on_start)
-        await _first_of(stop.wait(), vitals.wait_death())
+        await first_of(stop.wait(), vitals.wait_death())
         forced = force or asyncio.Event()
-        await _drain(config, router, servers, forced)
-        for server, task in zip(servers, running, strict=True):
+        cut = await drain(config, router.dispatcher, router.answers, servers, forced)
+        for task in running:
             vitals.release(task)
-            server.should_exit = True
-        await _first_of(asyncio.wait(running), forced.wait())
-        for server in servers:
-            server.force_exit = True
-        await asyncio.wait(running)
+        await _close(servers, running, forced)
     finally:
         for task in running:
             task.cancel()
@@ -172,6 +173,8 @@ async def serve(
         if config.ports_file is not None:
             config.ports_file.unlink(missing_ok=True)
     vitals.check()
+    if cut is not None:
+        raise cut
 
 
 def run(config: RouterConfig) -> int:
@@ -198,15 +201,16 @@ def _listeners(config: RouterConfig) -> list[socket.socket]:
     return listeners
 
 
-async def _drain(
-    config: RouterConfig, router: Router, servers: Sequence[uvicorn.Server], forced: asyncio.Event
+async def _close(
+    servers: Sequence[uvicorn.Server], running: Sequence["asyncio.Task[None]"], forced: asyncio.Event
 ) -> None:
-    """Turn unready, then refuse new requests, and let running answers end."""
-    router.dispatcher.leaving = True
-    await _first_of(asyncio.sleep(config.drain_hold_s), forced.wait())
-    # Who comes now is told so; a closed port would look like a crash while answers still run.
-    router.dispatcher.draining = True
-    await _first_of(_answered(servers), asyncio.sleep(config.drain_timeout_s), forced.wait())
+    """End servers that answer nothing any more."""
+    for server in servers:
+        server.should_exit = True
+    await first_of(asyncio.wait(running), forced.wait())
+    for server in servers:
+        server.force_exit = True
+    await asyncio.wait(running)
 
 
 class _Server(uvicorn.Server):
@@ -226,7 +230,7 @@ def _server(app: Starlette) -> _Server:
             access_log=False,
             # Longer than clients keep idle connections, so that they are closed by the client.
             timeout_keep_alive=75,
-            # The drain is over by then; what is left are connections between two requests.
+            # Answers have ended by then; what is left are connections between two requests.
             timeout_graceful_shutdown=1,
         )
     )
@@ -240,21 +244,6 @@ def _announce(config: RouterConfig, ports: Ports, on_start: Callable[[Ports], No
         partial.rename(config.ports_file)
     if on_start is not None:
         on_start(ports)
-
-
-async def _answered(servers: Sequence[uvicorn.Server]) -> None:
-    """Return when no request is being answered."""
-    while any(server.server_state.tasks for server in servers):
-        await asyncio.sleep(_DRAIN_POLL_S)
-
-
-async def _first_of(*awaitables: "object") -> None:
-    """Wait for the first; those left are cancelled unless they are tasks of the caller."""
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]  # type: ignore[arg-type]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task, awaitable in zip(tasks, awaitables, strict=True):
-        if task is not awaitable:
-            task.cancel()
 
 
 def _dispatch_settings(config: RouterConfig) -> DispatchSettings:

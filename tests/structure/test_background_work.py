@@ -45,8 +45,8 @@ AWAITED_TASKS = {
     "services/router/attempt.py": (3, "calls of one try"),
     "services/router/correctness_check.py": (2, "one check"),
     "services/router/correctness_round.py": (1, "one round, in a task group"),
+    "services/router/drain.py": (1, "waits of the router's life"),
     "services/router/http.py": (4, "one answer"),
-    "services/router/main.py": (1, "waits of the router's life"),
     "services/router/merge.py": (1, "sources of one answer"),
     "services/router/policy_delivery.py": (1, "one order: one that fails is a trouble, and given again"),
 }
