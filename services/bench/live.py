@@ -73,7 +73,7 @@ class BenchStack:
             Unavailable: some are, long after the last request.
         """
         end = time.monotonic() + _IDLE_S
-        while self.admin.get("/admin/audit")["pages_held"]:
+        while self.admin.get("/admin/audit")["pages_held"] != 0:
             if time.monotonic() > end:
                 raise Unavailable(f"pages are held {_IDLE_S:g} s after the last request; see `splash audit`")
             time.sleep(_LOOK_S)

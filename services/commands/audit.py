@@ -1,5 +1,6 @@
 """`splash audit`: every page's owner, lease and writer, what is waited for; exit 1 when anything is held."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -19,11 +20,15 @@ def audit(
 ) -> None:
     """Every page: owner, lease, writer; and what is waited for. Exit 1 if anything is held (after a drain).
 
+    Groups that cannot be asked are listed as not asked: exit 1, as nobody knows what they hold.
+
     Example: `splash audit --pages --json`
     """
     with connect(admin, admin_key_file) as client:
         report = client.get("/admin/audit?pages=1" if pages else "/admin/audit")
-    lines = [f"{report['pages_held']} pages held"]
+    absent = report.get("not_asked", ())
+    lines = [_held_line(report, absent)]
+    lines += [f"not asked: {entry['phase']:8} {entry['group']}: {entry['cause']}" for entry in absent]
     for group in report["groups"]:
         lines.append(f"{group['phase']:8} {group['group']} {group['layout']} epoch {group['layout_epoch']}")
         lines += [
@@ -47,7 +52,14 @@ def audit(
         ]
         lines += [_page_line(page) for page in group.get("pages", ())]
     emit(report, as_json=json, text="\n".join(lines))
-    raise typer.Exit(Exit.FAILED if report["pages_held"] else Exit.DONE)
+    raise typer.Exit(Exit.FAILED if report["pages_held"] or absent else Exit.DONE)
+
+
+def _held_line(report: dict[str, Any], absent: Sequence[dict[str, Any]]) -> str:
+    if not absent:
+        return f"{report['pages_held']} pages held"
+    held = sum(group["pages_held"] for group in report["groups"])
+    return f"{held} pages held by groups that answer; {len(absent)} could not be asked"
 
 
 def _page_line(page: dict[str, Any]) -> str:

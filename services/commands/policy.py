@@ -171,7 +171,7 @@ def _document_text(told: dict[str, Any]) -> str:
 
 
 def _group_text(group: dict[str, Any]) -> str:
-    version = "not heard of" if group["version"] is None else f"version {group['version'] or 'own'}"
+    version = "version unknown" if group["version"] is None else f"version {group['version'] or 'own'}"
     notes = [" trying the canary"] if group["trying"] else []
     notes += [f" pinned to {group['pinned']}"] if group["pinned"] else []
     notes += [f" {group['trouble']}"] if group["trouble"] else []

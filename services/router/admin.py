@@ -1,6 +1,7 @@
 """The admin port: what the groups are doing, and the operator's hand on them.
 
-Invariant: an answer is what the leaders said, never a guess; a group that cannot be asked makes it an error.
+Invariant: an answer is what the leaders said, never a guess; a group that cannot be asked makes it an error,
+or is named in it.
 """
 
 import asyncio
@@ -137,9 +138,8 @@ class Admin:
         asked = request.query_params.get("pages", "0")
         if asked not in ("0", "1"):
             raise InvalidRequest(f"pages must be 0 or 1, got {asked!r}", param="pages")
-        workers = self.registry.workers.values()
-        audits = await asyncio.gather(*(worker.audit(pages=asked == "1") for worker in workers))
-        return JSONResponse(audit_report(audits))
+        records, workers = self.registry.records(), self.registry.workers
+        return JSONResponse(await audit_report(records, workers, pages=asked == "1"))
 
     async def timeline(self, request: Request) -> Response:
         """`GET /admin/requests/ID/timeline`: where the time of a request's sequences went."""

@@ -114,7 +114,7 @@ async def _read_out(stream: _DecodeStream) -> None:
 async def _lease(stream: _DecodeStream, decode: Worker) -> common_pb2.Lease:
     event = await _next(stream, decode)
     if event.WhichOneof("event") != "lease":
-        cause = Unavailable(f"the worker at {decode.address} began without a lease")
+        cause = Unavailable(f"the decode group at {decode.address} began without a lease")
         raise AttemptFailed(cause, blamed=frozenset({decode.address}))
     return event.lease
 
@@ -126,7 +126,7 @@ async def _next(stream: _DecodeStream, decode: Worker) -> decode_pb2.DecodeEvent
         raise AttemptFailed(error, blamed=frozenset({decode.address})) from error
     except StopAsyncIteration:
         cause = Unavailable(
-            f"the worker at {decode.address} ended its stream before the sequence was finished"
+            f"the decode group at {decode.address} ended its stream before the sequence was finished"
         )
         raise AttemptFailed(cause, blamed=frozenset({decode.address})) from None
 

@@ -1,12 +1,21 @@
-"""The answer of `/admin/audit`."""
+"""The answer of `/admin/audit`.
 
-from collections.abc import Iterable
+Invariant: a sum is of all groups; where one cannot be asked there is none.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
 
+from services.router.records import GroupRecord
+from services.router.worker import Worker
+from splash_core.errors import DeadlineExceeded, SplashError
 from splash_core.pb import control_pb2
 
+_PATIENCE_S = 10.0
+"""A group that hangs must not keep the others' answers back."""
 _RANK = ("rank", "slots", "free", "weights", "kv", "quarantined", "precopied")
 _LEASE = ("lease", "state", "owner", "writer", "pages", "age_s")
 _PUSH = ("push", "owner", "lease", "pages", "age_s")
@@ -14,12 +23,39 @@ _WAIT = ("subject", "waits_for", "age_s")
 _PAGE = ("page", "slots", "owner", "state", "lease", "writer", "pushes", "age_s")
 
 
-def audit_report(audits: list[control_pb2.GroupAudit]) -> dict[str, Any]:
-    """All groups; `pages_held` counts pages and what a fence still holds."""
-    held = sum(audit.pages_held + sum(rank.quarantined for rank in audit.ranks) for audit in audits)
-    borrowed = sum(audit.borrowed_pages_used for audit in audits)
-    groups = [_group(audit) for audit in audits]
-    return {"pages_held": held, "borrowed_pages_used": borrowed, "groups": groups}
+async def audit_report(
+    records: Sequence[GroupRecord], workers: Mapping[str, Worker], *, pages: bool
+) -> dict[str, Any]:
+    """All groups that answer, and why others do not; sums are None while one does not."""
+    answers = await asyncio.gather(*(_ask(workers[record.address], pages=pages) for record in records))
+    audits = [answer for answer in answers if not isinstance(answer, SplashError)]
+    held, borrowed = sum(map(_held, audits)), sum(audit.borrowed_pages_used for audit in audits)
+    complete = len(audits) == len(answers)
+    return {
+        "pages_held": held if complete else None,
+        "borrowed_pages_used": borrowed if complete else None,
+        "groups": [_group(audit) for audit in audits],
+        "not_asked": [
+            {"group": record.label, "phase": record.phase, "cause": str(answer)}
+            for record, answer in zip(records, answers, strict=True)
+            if isinstance(answer, SplashError)
+        ],
+    }
+
+
+async def _ask(worker: Worker, *, pages: bool) -> control_pb2.GroupAudit | SplashError:
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            return await worker.audit(pages=pages)
+    except TimeoutError:
+        return DeadlineExceeded(f"did not answer within {_PATIENCE_S:g} s: see its log")
+    except SplashError as error:
+        return error
+
+
+def _held(audit: control_pb2.GroupAudit) -> int:
+    """Pages, and what a fence still holds."""
+    return audit.pages_held + sum(rank.quarantined for rank in audit.ranks)
 
 
 def _group(audit: control_pb2.GroupAudit) -> dict[str, Any]:
@@ -28,6 +64,7 @@ def _group(audit: control_pb2.GroupAudit) -> dict[str, Any]:
         "phase": audit.phase,
         "layout": audit.layout,
         "layout_epoch": audit.layout_epoch,
+        "pages_held": _held(audit),
         "ranks": _rows(audit.ranks, _RANK),
         "leases": _rows(audit.leases, _LEASE),
         "pushes": _rows(audit.pushes, _PUSH),

@@ -69,7 +69,7 @@ class Questioner:
         for load in (pair.prefill, pair.decode):
             record = self.registry.record(load.address)
             if record.trouble is not None:
-                return f"{record.label}: {record.trouble}"
+                return record.told
             if found := _saturation(record, load, own=asking.waiting(record) if asking else 0, tokens=tokens):
                 return f"{record.label} is saturated: {found}"
         return None

@@ -23,7 +23,7 @@ def why_not_ready(prefills: Sequence[GroupRecord], decodes: Sequence[GroupRecord
     usable_decodes = [record for record in decodes if record.trouble is None]
     if any(compatible(prefill, decode) for prefill in usable_prefills for decode in usable_decodes):
         return []
-    causes = [f"{record.label}: {record.trouble}" for record in (*prefills, *decodes) if record.trouble]
+    causes = [told for record in (*prefills, *decodes) if (told := record.told)]
     for phase, records in (("prefill", prefills), ("decode", decodes)):
         if not records:
             causes.append(f"no {phase} group is configured")

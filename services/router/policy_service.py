@@ -138,7 +138,9 @@ class PolicyService:
 
     def _group(self, record: GroupRecord) -> dict[str, Any]:
         """What one group decides by, and why not by the active version."""
-        order, active = self.delivery.in_force(record), self.keeper.active
+        active = self.keeper.active
+        # What one that does not answer decides by is not known, whatever it said before.
+        order = None if record.error is not None else self.delivery.in_force(record)
         return {
             "group": record.label,
             "phase": record.phase,
@@ -146,7 +148,7 @@ class PolicyService:
             "digest": None if order is None else order.digest,
             "trying": order is not None and order.trying,
             "pinned": self.delivery.pinned(record),
-            "trouble": self.delivery.trouble(record),
+            "trouble": record.error or self.delivery.trouble(record),
             "effective": None if active is None else self._effective(active.document, record),
             "not_offered": [] if active is None else list(_not_offered(active.document, record)),
         }

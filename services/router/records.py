@@ -67,6 +67,14 @@ class GroupRecord:
             return f"is {self.state.state}" + (f": {self.state.failure}" if self.state.failure else "")
         return None
 
+    @property
+    def told(self) -> str | None:
+        """`trouble` with whose it is."""
+        trouble = self.trouble
+        if trouble is None or f"group {self.label}" in trouble or f"group at {self.address}" in trouble:
+            return trouble
+        return f"{self.label}: {trouble}"
+
     def stalled(self, *, now_s: float, limit_s: float) -> str | None:
         """Why the group is not alive: it has failed, is silent, or makes no steps while it has work."""
         if self.clash is not None and self.error is not None:

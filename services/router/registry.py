@@ -107,7 +107,7 @@ class Registry:
         prefills = self.records("prefill")
         if not scoring:
             return why_not_ready(prefills, self.records("decode"))
-        troubles = [f"{record.label}: {record.trouble}" for record in prefills if record.trouble]
+        troubles = [told for record in prefills if (told := record.told)]
         return troubles if len(troubles) == len(prefills) else []
 
     def pairs(self, *, blamed: Collection[frozenset[str]] = ()) -> list[Pair]:

@@ -100,7 +100,8 @@ class GrpcWorker:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._name = PurePath(address).stem if address.startswith("unix:") else f"the worker at {address}"
+        self._group = PurePath(address).stem if address.startswith("unix:") else ""
+        """Empty until it has told its name; a socket is called like its group."""
         self._channel = open_channel(address)
         self._control = control_pb2_grpc.ControlStub(self._channel)
         self._prefill = prefill_pb2_grpc.PrefillStub(self._channel)
@@ -108,7 +109,10 @@ class GrpcWorker:
 
     async def describe(self, *, timeout_s: float) -> control_pb2.GroupDescription:
         """See `Worker`."""
-        return await self._call(self._control.Describe(control_pb2.DescribeRequest(), timeout=timeout_s))
+        call = self._control.Describe(control_pb2.DescribeRequest(), timeout=timeout_s)
+        description: control_pb2.GroupDescription = await self._call(call)
+        self._group = description.group
+        return description
 
     async def state(self, *, timeout_s: float) -> control_pb2.GroupState:
         """See `Worker`."""
@@ -187,12 +191,25 @@ class GrpcWorker:
             raise self._meant(error) from error
 
     def _meant(self, error: grpc.aio.AioRpcError) -> SplashError:
-        """The error that the worker raised; a broken connection is told without addresses."""
+        """The error that the group raised; of a broken connection, which group it was of and who must act."""
         meant = from_rpc_error(error, peer=self._name)
         trailing: Any = error.trailing_metadata() or ()
         told = any(key == DETAIL_KEY for key, _ in trailing)
         if isinstance(meant, Unavailable) and not told:
             fields = {"worker": self.address, "code": error.code().name, "details": error.details()}
             _LOG.info("call failed", extra={"fields": fields})
-            return Unavailable(f"{self._name} is not reachable ({error.code().name})")
+            return Unavailable(_silent(self._name, error.code()))
         return meant
+
+    @property
+    def _name(self) -> str:
+        if self.address.startswith("unix:"):
+            return f"group {self._group}"
+        return f"group {self._group} ({self.address})" if self._group else f"the group at {self.address}"
+
+
+def _silent(name: str, code: grpc.StatusCode) -> str:
+    """What the operator reads of a group that gave no answer of its own; the log has gRPC's words."""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return f"{name} does not answer: see its log, restart it at the same address"
+    return f"{name} gave no answer ({code.name}): see its log; does it run the router's version?"

@@ -234,3 +234,21 @@ def test_a_bundle_is_written_and_replayed(
     assert _splash(monkeypatch, "layout", "replay", str(tmp_path / "none.json")) == 2
     file.write_text("[]")
     assert _splash(monkeypatch, "layout", "replay", str(file)) == 2
+
+
+def test_audit_lists_groups_that_could_not_be_asked_and_fails(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = {"group": "prefill-0", "phase": "prefill", "layout": "DP", "layout_epoch": 0, "pages_held": 0}
+    cause = "group decode-0 (h:1) does not answer: see its log, restart it at the same address"
+    report = {
+        "pages_held": None,
+        "groups": [{**group, "ranks": [], "leases": [], "pushes": []}],
+        "not_asked": [{"group": "decode-0", "phase": "decode", "cause": cause}],
+    }
+    admin.answers["GET /admin/audit"] = (200, report)
+    assert _splash(monkeypatch, "audit") == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "0 pages held by groups that answer; 1 could not be asked" in text
+    assert f"not asked: decode decode-0: {cause}" in text
+    assert "prefill prefill-0 DP epoch 0" in text

@@ -157,3 +157,12 @@ def test_the_page_of_the_policy_has_the_table_of_keys(
     assert _splash(monkeypatch, "keys", "--json") == 0
     assert "margin" in json.loads(capsys.readouterr().out)
     assert "\n".join(key_lines()) in PAGE.read_text()
+
+
+def test_get_says_that_the_version_of_a_silent_group_is_unknown(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = GROUP | {"version": None, "trying": False, "pinned": None, "trouble": "does not answer"}
+    admin.answers["GET /admin/policy"] = (200, VERSION | {"text": "", "groups": [silent]})
+    assert _splash(monkeypatch, "get") == 0
+    assert "decode-0: version unknown, does not answer" in capsys.readouterr().out
