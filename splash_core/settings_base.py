@@ -6,6 +6,7 @@ A settings class is a frozen dataclass whose fields are made by `setting`. Invar
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -80,6 +81,11 @@ def gpu_numbers(text: str) -> bool:
     parts = [part.strip() for part in text.split(",")]
     plain = all(part.isascii() and part.isdecimal() for part in parts)
     return plain and len(set(map(int, parts))) == len(parts)
+
+
+def a_file_word(text: str) -> bool:
+    """1 to 64 of the letters, digits, dots, dashes and underscores that a file's name may have"""
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None
 
 
 def a_url(text: str) -> bool:

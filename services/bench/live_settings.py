@@ -7,7 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from splash_core.config import UpSettings
-from splash_core.settings_base import COUNT, RANKS, Output, Range, gpu_numbers, output, setting, shared_fields
+from splash_core.settings_base import (
+    COUNT,
+    RANKS,
+    Output,
+    Range,
+    a_file_word,
+    gpu_numbers,
+    output,
+    setting,
+    shared_fields,
+)
 
 _NOWHERE = ("out", "commit", "label", "run_dir")
 """Settings that no result depends on."""
@@ -40,8 +50,10 @@ class LiveSettings:
     seed: int = setting(0, "Of lengths and prompts.")
     run_dir: str = setting("", "Folder for logs; default: as `splash up`.")
     out: str = output(Output.FOLDER, "Folder for the JSON document, for example docs/results.")
-    label: str = setting("", "A word for the document's name, beside benchmark, date and commit.")
-    commit: str = setting("", "The commit that is measured; default: what git says.")
+    label: str = setting(
+        "", "A word for the document's name, beside benchmark, date and commit.", form=a_file_word
+    )
+    commit: str = setting("", "The commit that is measured; default: what git says.", form=a_file_word)
 
     def stack(self, **own: Any) -> UpSettings:
         """`splash up` with these settings and `own` ones, on free ports; only clients ask it anything."""

@@ -10,7 +10,7 @@ from typing import Any
 from services.bench.shapes import SHAPES
 from splash_core.errors import ConfigError
 from splash_core.layout.layout import Layout
-from splash_core.settings_base import COUNT, RANKS, Output, output, parse_size, setting
+from splash_core.settings_base import COUNT, RANKS, Output, a_file_word, output, parse_size, setting
 from splash_core.switch.manifest import SwitchMode
 from splash_core.units import GRAPH_BYTES, LAYERS_AHEAD, STAGING_BYTES, TRANSFER_CTAS
 
@@ -18,6 +18,10 @@ INPROCESS = "inprocess"
 """Ranks as threads of one process, CPU only."""
 ALONE = "alone"
 """One rank of T, with nobody else there: its own work at T's sizes, without links (`alone.py`)."""
+AUTO = "auto"
+"""Lengths that follow from the model (`lengths.py`)."""
+AHEAD_ROOM = 512
+"""Output tokens for which room is kept: a switch that copies ahead takes so many ordinary steps at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +75,10 @@ class BenchSettings:
     budget_s: float = setting(0.0, "End cleanly before so many seconds are up; 0: no limit.", unit="s")
     step_timeout_s: float = setting(120.0, "A rank that waits longer for another ends the run.", unit="s")
     out: str = output(Output.FOLDER, "Folder for the JSON document, for example docs/results.")
-    label: str = setting("", "A word for the document's name, beside benchmark, date and commit.")
-    commit: str = setting("", "The commit that is measured; default: what git says.")
+    label: str = setting(
+        "", "A word for the document's name, beside benchmark, date and commit.", form=a_file_word
+    )
+    commit: str = setting("", "The commit that is measured; default: what git says.", form=a_file_word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +86,11 @@ class PrimitivesSettings(BenchSettings):
     """`splash bench primitives`."""
 
     batch: str = setting("16", "Requests, a list.")
-    context: str = setting("16K,64K,128K", "Cached tokens of each request, a list.", unit="tokens")
+    context: str = setting(
+        AUTO,
+        "Cached tokens of each request, a list; auto: those of 16K,64K,128K that the model holds, else 1K.",
+        unit="tokens",
+    )
     layouts: str = setting("TP,CP,DP,DOP", "Layouts whose switches are measured.")
     reps: int = setting(20, "Repetitions; the median counts.", within=COUNT)
 
@@ -91,7 +101,9 @@ class SwitchSettings(BenchSettings):
 
     phase: str = setting("prefill", "Steps that switch.", choices=("prefill", "decode"))
     batch: str = setting("16", "Requests, a list.")
-    context: str = setting("16K", "Cached tokens of each request, a list.", unit="tokens")
+    context: str = setting(
+        AUTO, "Cached tokens of each request, a list; auto: 16K, or 1K where the model ends.", unit="tokens"
+    )
     chunk: str = setting("2K", "Rows of a prefill step, over all requests, a list.", unit="tokens")
     layouts: str = setting("TP,CP,DP,DOP", "Layouts between which to switch.")
     directions: str = setting("", "Only these, for example TP:DP,DOP:CP; default: all between the layouts.")
@@ -124,7 +136,11 @@ class SweepSettings(BenchSettings):
     phase: str = setting("prefill,decode", "Phases to measure, a list.")
     layouts: str = setting("", "Layouts to measure; default: all.")
     batch: str = setting("1,4,16,64", "Requests, a list.")
-    input: str = setting("1K,4K,16K", "Prompt tokens (prefill), cached tokens (decode), a list.")
+    input: str = setting(
+        AUTO,
+        "Prompt tokens (prefill), cached tokens (decode), a list; auto: those of 1K,4K,16K that the model "
+        "holds.",
+    )
     chunk_tokens: int = setting(16384, "Most rows of a prefill step.", unit="tokens", within=COUNT)
     reps: int = setting(
         3, "Repetitions of a prefill, as far as --cell-s allows; the median counts.", within=COUNT

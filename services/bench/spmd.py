@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from services.bench.alone import alone_comms
+from services.bench.lengths import check_lengths, with_usual_lengths
 from services.bench.room import check_weights
 from services.bench.settings import (
     ALONE,
@@ -30,6 +31,7 @@ from services.bench.settings import (
     SweepSettings,
     SwitchSettings,
 )
+from services.bench.shapes import measured_spec
 from splash_core.dist.comm import RankComms
 from splash_core.dist.inprocess import run_ranks
 from splash_core.dist.launch import Backend, LaunchConfig, rank_comms
@@ -90,7 +92,7 @@ def resolved(settings: BenchSettings) -> BenchSettings:
 
     Raises:
         ConfigError: they contradict each other, or the machine has too few GPUs.
-        Infeasible: the ranks do not fit into the machine's memory.
+        Infeasible: the ranks do not fit into the machine's memory, or requests into the model's positions.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = settings.device if settings.device != "auto" else ("cuda" if gpus else "cpu")
@@ -118,6 +120,9 @@ def resolved(settings: BenchSettings) -> BenchSettings:
     page_size = settings.page_size or (4 if model == "tiny" else 64)
     decided = replace(settings, device=device, model=model, dtype=dtype, graphs=graphs, page_size=page_size)
     check_weights(decided)
+    spec = measured_spec(model, layers=settings.layers, experts=settings.experts)
+    decided = with_usual_lengths(decided, spec)
+    check_lengths(decided, spec)
     return decided
 
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from services.bench.recorder import RowRecorder
 from services.bench.rig import Rig
-from services.bench.settings import SwitchSettings, directions_of, layouts_of, modes_of, sizes
+from services.bench.settings import AHEAD_ROOM, SwitchSettings, directions_of, layouts_of, modes_of, sizes
 from services.bench.sizing import LargestCell
 from services.bench.spmd import RankHost
-from services.bench.switch_decode import AHEAD_ROOM, DecodeSwitches
+from services.bench.switch_decode import DecodeSwitches
 from services.bench.switch_prefill import PrefillSwitches
 from services.bench.switch_rows import Direction, SwitchCell
 from splash_core.errors import ConfigError, Infeasible

@@ -11,7 +11,7 @@ from typing import Any
 from services.bench.churn import AheadBooks, Churn
 from services.bench.decode_group import DecodeGroup, SwitchPlans, no_churn
 from services.bench.rig import Rig
-from services.bench.settings import SwitchSettings, sizes
+from services.bench.settings import AHEAD_ROOM, SwitchSettings, sizes
 from services.bench.sizing import LargestCell
 from services.bench.switch_rows import ChurnRecord, Direction, SwitchCell, Window, window_fields
 from splash_core.errors import Infeasible
@@ -24,9 +24,6 @@ from splash_core.switch.manifest import SwitchMode
 
 CHURN = "churn"
 """Beside the modes: precopied while requests come and go."""
-
-AHEAD_ROOM = 512
-"""Output tokens for which room is kept: a switch that copies ahead takes so many ordinary steps at most."""
 
 
 class DecodeSwitches:

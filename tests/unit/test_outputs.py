@@ -27,6 +27,7 @@ from services.bench.shared_link_settings import SharedLinkSettings
 from services.cli import main
 from services.options import settings_command
 from services.outputs import check_output, replace_file, replace_text
+from splash_core.config import resolve
 from splash_core.errors import ConfigError
 from splash_core.settings_base import Output, output
 
@@ -207,3 +208,13 @@ def test_other_commands_refuse_before_they_begin(
     told = capsys.readouterr().err
     assert str(tmp_path) in told.replace("\n", "")
     assert "name a f" in told
+
+
+@pytest.mark.parametrize("flag", ["--label", "--commit"])
+@pytest.mark.parametrize("word", ["a/../../b", "..\\b", "a b", "é", "x" * 65, "a\n"])
+def test_words_of_a_files_name_are_checked_before_anything_is_measured(flag: str, word: str) -> None:
+    kinds = (SwitchSettings, CalibrateSettings, BurstSettings, RolloutSettings)
+    for kind in kinds:
+        with pytest.raises(ConfigError, match=rf"{flag}: .* is not 1 to 64 of the letters"):
+            resolve(kind, flags={flag.removeprefix("--"): word})
+        resolve(kind, flags={flag.removeprefix("--"): "A-z_0.9" + "x" * 57})
