@@ -7,6 +7,7 @@ from rich.table import Table
 
 from splash_core.layout.catalog import FeasibleLayout, InfeasibleLayout
 from splash_core.layout.layout import Layout
+from splash_core.layout.memory import MemoryAccount
 from splash_core.policy.plan import REFERENCE_REQUESTS, PlanReport
 from splash_core.policy.regimes import OUTPUT_TOKENS, RegimeCell
 from splash_core.policy.snapshot import Phase
@@ -43,11 +44,15 @@ def _layouts(report: PlanReport) -> Table:
             layout.value,
             format_bytes(account.weights_bytes(layout)),
             format_bytes(account.other_bytes[layout]),
-            f"{account.pool_pages(layout) * account.page_size:,}" if fits else "does not fit",
+            f"{account.pool_pages(layout) * account.page_size:,}" if fits else _short_reason(account, layout),
             f"{account.distinct_tokens(layout):,}" if fits else "",
             f"{account.longest_context(layout):,}" if fits else "",
         )
     return table
+
+
+def _short_reason(account: MemoryAccount, layout: Layout) -> str:
+    return "does not fit" if account.can_run(layout) else "heads do not split"
 
 
 def _reasons(report: PlanReport) -> Iterator[str]:

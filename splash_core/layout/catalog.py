@@ -4,8 +4,9 @@ Invariant: a layout is feasible when its projections divide as it wants and at l
 rank. The answers follow from the rules in `layout.layout`; no layout is treated by name.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 from splash_core.errors import ConfigError
@@ -14,7 +15,7 @@ from splash_core.layout.layout import RULES, STANDARD_LAYOUTS, Layout, LayoutRul
 from splash_core.layout.memory import MemoryAccount
 from splash_core.layout.slots import ArenaMap, can_shard
 from splash_core.spec.model import ModelSpec
-from splash_core.units import Tokens, format_bytes
+from splash_core.units import GROUP_RANKS, Tokens, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class InfeasibleLayout:
 
 
 Verdict = FeasibleLayout | InfeasibleLayout
+AccountAt = Callable[[int], MemoryAccount]
+"""The account of the same deployment on another number of ranks."""
 
 
 def named_layouts(text: str) -> tuple[Layout, ...]:
@@ -59,35 +62,61 @@ def catalog_of_arena(
     verdicts: dict[Layout, Verdict] = {}
     for layout in layouts:
         rule = RULES[layout]
-        verdicts[layout] = _indivisible(spec, rule, arena.num_ranks) or _holds(spec, Capacity.of(arena, rule))
+        verdicts[layout] = _indivisible(spec, rule, arena.num_ranks, lambda _: True) or _holds(
+            spec, Capacity.of(arena, rule)
+        )
     return MappingProxyType(verdicts)
 
 
 def catalog_of_memory(
-    account: MemoryAccount, layouts: Collection[Layout] = STANDARD_LAYOUTS
+    account: MemoryAccount, layouts: Collection[Layout] = STANDARD_LAYOUTS, *, at: AccountAt
 ) -> Mapping[Layout, Verdict]:
-    """What the layouts could do on given hardware: the account of `splash plan`."""
+    """What the layouts could do on given hardware: the account of `splash plan`.
+
+    Args:
+        account: of the deployment.
+        layouts: to look at.
+        at: tells which other numbers of ranks would do.
+    """
     verdicts: dict[Layout, Verdict] = {}
     for layout in layouts:
+
+        def fits(num_ranks: int, layout: Layout = layout) -> bool:
+            return at(num_ranks).pool_pages(layout) >= 1
+
         verdicts[layout] = (
-            _indivisible(account.spec, RULES[layout], account.num_ranks)
+            _indivisible(account.spec, RULES[layout], account.num_ranks, fits)
             or _too_large(account, layout)
             or _holds(account.spec, account.capacity(layout))
         )
     return MappingProxyType(verdicts)
 
 
-def _indivisible(spec: ModelSpec, rule: LayoutRule, num_ranks: int) -> InfeasibleLayout | None:
+def _indivisible(
+    spec: ModelSpec, rule: LayoutRule, num_ranks: int, fits: Callable[[int], bool]
+) -> InfeasibleLayout | None:
+    """Whether heads do not split, with the next smaller and larger numbers of ranks that would do."""
     if not rule.shards or can_shard(spec, num_ranks):
         return None
     # More ranks than heads never divide them.
-    fewer = range(1, min(num_ranks, spec.heads + 1))
-    nearest = max(ranks for ranks in fewer if can_shard(spec, ranks))
+    most = min(GROUP_RANKS, spec.heads)
+    fewer, more = range(min(num_ranks - 1, most), 0, -1), range(num_ranks + 1, most + 1)
+    nearest = [
+        f"{ranks}"
+        for side in (fewer, more)
+        for ranks in _first(side, lambda n: can_shard(spec, n) and fits(n))
+    ]
+    others = f"{' or '.join(nearest)} ranks, or " if nearest else ""
     return InfeasibleLayout(
         layout=rule.layout,
         reason=f"{rule.layout} shards projections by heads, and {spec.heads} heads do not split over "
-        f"{num_ranks} ranks; use {nearest} ranks, or a layout with replicated projections",
+        f"{num_ranks} ranks; use {others}a layout with replicated projections",
     )
+
+
+def _first(numbers: Iterable[int], suits: Callable[[int], bool]) -> list[int]:
+    """The first one that suits, or none."""
+    return list(islice(filter(suits, numbers), 1))
 
 
 def _too_large(account: MemoryAccount, layout: Layout) -> InfeasibleLayout | None:

@@ -4,7 +4,7 @@ From dimensions and device figures alone: no GPU, no weights. Invariant: the swi
 the planner from who holds which page before and after, never listed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,17 +174,16 @@ def build_plan(
         Infeasible: no layout fits; names the fewest ranks that do.
     """
     account = memory_account(spec, deployment)
-    verdicts = catalog_of_memory(account, layouts)
-    if not any(isinstance(verdict, FeasibleLayout) for verdict in verdicts.values()):
-        raise _infeasible(spec, gpu, deployment, account, layouts)
+    verdicts = catalog_of_memory(
+        account, layouts, at=lambda ranks: memory_account(spec, replace(deployment, num_ranks=ranks))
+    )
+    feasible = [layout for layout, verdict in verdicts.items() if isinstance(verdict, FeasibleLayout)]
+    if not feasible:
+        raise _infeasible(gpu, deployment, account, layouts)
     precision, ranks = deployment.precision, deployment.num_ranks
     context = _reference_context(account, verdicts)
-    model = CostModel(
-        spec=spec,
-        precision=precision,
-        profile=profile or analytical_profile(gpu, dtype=precision.name),
-        num_ranks=ranks,
-    )
+    theta = profile or analytical_profile(gpu, dtype=precision.name)
+    model = CostModel(spec=spec, precision=precision, profile=theta, num_ranks=ranks)
     pools = {layout: _pool(account, layout, verdict) for layout, verdict in verdicts.items()}
     group = Group.of(deployment, pools, recorded_rows=recorded_rows)
     return PlanReport(
@@ -194,7 +193,7 @@ def build_plan(
         account=account,
         verdicts=verdicts,
         reference_context=context,
-        switches=_switches(spec, deployment, layouts, context),
+        switches=_switches(spec, deployment, feasible, context),
         regimes={phase: regime_map(model, group, phase) for phase in Phase},
         profile=model.profile,
         recorded_rows=recorded_rows,
@@ -204,7 +203,7 @@ def build_plan(
 def _switches(
     spec: ModelSpec, deployment: Deployment, layouts: Sequence[Layout], context: int
 ) -> tuple[PlannedSwitch, ...]:
-    """Every switch between two of the layouts, under the reference load spread over owners in turn."""
+    """Every switch between two feasible layouts, under the reference load spread over owners in turn."""
     ranks = deployment.num_ranks
     requests = [REFERENCE_REQUESTS // ranks + (rank < REFERENCE_REQUESTS % ranks) for rank in range(ranks)]
     owners = [count * context for count in requests]
@@ -243,19 +242,11 @@ def _reference_context(account: MemoryAccount, verdicts: Mapping[Layout, Verdict
 
 
 def _infeasible(
-    spec: ModelSpec,
-    gpu: GpuSpec,
-    deployment: Deployment,
-    account: MemoryAccount,
-    layouts: Sequence[Layout],
+    gpu: GpuSpec, deployment: Deployment, account: MemoryAccount, layouts: Sequence[Layout]
 ) -> Infeasible:
-    """With what would do: other numbers, more ranks, smaller pages or steps."""
-    least = min(account.footprint(layout, [1])[0] for layout in layouts)
-    message = (
-        f"{spec.name} in {deployment.precision.name} needs at least {format_bytes(least)} on each of "
-        f"{deployment.num_ranks} {gpu.name}, and {deployment.fraction:.0%} of its memory, less staging, is "
-        f"{format_bytes(account.budget_bytes)}"
-    )
+    """With what would do: other numbers, other ranks, smaller pages or steps."""
+    spec = account.spec
+    message = "; ".join(_why_not(gpu, deployment, account, layouts))
     for sizes in ({}, {"page_size": _USUAL_PAGE}, {"chunk_tokens": _USUAL_CHUNK}, _USUAL):
         smaller = {name: size for name, size in sizes.items() if size < getattr(deployment, name)}
         usual = replace(deployment, **smaller)
@@ -266,16 +257,36 @@ def _infeasible(
     return Infeasible(message)
 
 
+def _why_not(
+    gpu: GpuSpec, deployment: Deployment, account: MemoryAccount, layouts: Sequence[Layout]
+) -> Iterator[str]:
+    """Heads that do not split, then memory that does not suffice where they do."""
+    spec = account.spec
+    runs = [layout for layout in layouts if account.can_run(layout)]
+    if split := ", ".join(layout for layout in layouts if layout not in runs):
+        yield f"{spec.heads} heads of {spec.name} do not split over {deployment.num_ranks} ranks ({split})"
+    if runs:
+        least = min(account.footprint(layout, [1])[0] for layout in runs)
+        yield (
+            f"{spec.name} in {deployment.precision.name} needs at least {format_bytes(least)} on each of "
+            f"{deployment.num_ranks} {gpu.name} ({', '.join(runs)}), and {deployment.fraction:.0%} of its "
+            f"memory, less staging, is {format_bytes(account.budget_bytes)}"
+        )
+
+
 def _wider(spec: ModelSpec, gpu: GpuSpec, deployment: Deployment, layouts: Sequence[Layout]) -> list[str]:
-    """Flags for narrower numbers, and for the fewest more ranks, with which a layout fits."""
+    """Flags for narrower numbers, and for the next fewer and more ranks, with which a layout fits."""
     nearest: list[str] = []
     narrow = PRECISIONS["fp8"]
     if narrow.name in gpu.flops and _fits(spec, replace(deployment, precision=narrow), layouts):
         nearest.append(f"--dtype {narrow.name}")
-    for ranks in range(deployment.num_ranks + 1, _MOST_RANKS + 1):
-        if fits := _fits(spec, replace(deployment, num_ranks=ranks), layouts):
-            nearest.append(f"--ranks {ranks} ({', '.join(fits)})")
-            break
+    fewer = range(min(deployment.num_ranks, _MOST_RANKS) - 1, 0, -1)
+    more = range(deployment.num_ranks + 1, _MOST_RANKS + 1)
+    for counts in (fewer, more):
+        for ranks in counts:
+            if fits := _fits(spec, replace(deployment, num_ranks=ranks), layouts):
+                nearest.append(f"--ranks {ranks} ({', '.join(fits)})")
+                break
     return nearest
 
 

@@ -1,7 +1,7 @@
 """Fleets from what a deployment is: a model, a device or the KV room of a rank, and how it is divided."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from splash_core.cost.footprint import Deployment, memory_account
@@ -43,7 +43,11 @@ def fleet_of_memory(model: CostModel, deployment: Deployment, shape: Shape) -> F
         Infeasible: no layout fits.
     """
     account = memory_account(model.spec, deployment)
-    verdicts = catalog_of_memory(account, shape.layouts)
+    verdicts = catalog_of_memory(
+        account,
+        shape.layouts,
+        at=lambda ranks: memory_account(model.spec, replace(deployment, num_ranks=ranks)),
+    )
     return _fleet(model, shape, verdicts, {layout: account.capacity(layout) for layout in shape.layouts})
 
 

@@ -99,21 +99,39 @@ def test_positions_bound_the_context() -> None:
 def test_heads_that_do_not_split_rule_out_sharding_and_say_what_would_do(of_memory: bool) -> None:
     spec = replace(SPEC, heads=6)
     verdicts = (
-        catalog_of_memory(account(heads=6, num_ranks=4))
+        catalog_of_memory(account(heads=6, num_ranks=4), at=lambda ranks: account(heads=6, num_ranks=ranks))
         if of_memory
         else catalog_of_arena(spec, arena(heads=6))
     )
     for layout in (Layout.TP, Layout.DOP):
         verdict = verdicts[layout]
         assert isinstance(verdict, InfeasibleLayout)
-        assert "6 heads do not split over 4 ranks; use 3 ranks" in verdict.reason
+        assert "6 heads do not split over 4 ranks; use 3 or 6 ranks, or a layout" in verdict.reason
     assert isinstance(verdicts[Layout.DP], FeasibleLayout)
     assert isinstance(verdicts[Layout.CP], FeasibleLayout)
 
 
+def test_numbers_of_ranks_that_do_not_fit_by_memory_are_not_named() -> None:
+    def at(ranks: int) -> MemoryAccount:
+        return account(num_ranks=ranks, hbm_bytes=(160 if ranks > 7 else 40) * GIB)
+
+    for layouts, words in (
+        (STANDARD_LAYOUTS, "128 heads do not split over 7 ranks; use 8 ranks, or a layout"),
+        ((Layout.TP,), "128 heads do not split over 7 ranks; use 8 ranks, or a layout"),
+    ):
+        verdict = catalog_of_memory(account(num_ranks=7), layouts, at=at)[Layout.TP]
+        assert isinstance(verdict, InfeasibleLayout)
+        assert words in verdict.reason
+    (nowhere,) = catalog_of_memory(
+        account(num_ranks=7), [Layout.TP], at=lambda ranks: account(num_ranks=ranks, hbm_bytes=GIB)
+    ).values()
+    assert isinstance(nowhere, InfeasibleLayout)
+    assert "over 7 ranks; use a layout with replicated projections" in nowhere.reason
+
+
 def test_memory_rules_out_replicated_projections_first() -> None:
     # 61 layers of 328 MiB of projections: 19.5 GiB a rank replicated, 4.9 GiB sharded over four.
-    verdicts = catalog_of_memory(account(hbm_bytes=88 * GIB))
+    verdicts = catalog_of_memory(account(hbm_bytes=88 * GIB), at=lambda ranks: account(num_ranks=ranks))
     assert isinstance(verdicts[Layout.TP], FeasibleLayout)
     assert isinstance(verdicts[Layout.DOP], FeasibleLayout)
     for layout in (Layout.DP, Layout.CP):
@@ -124,7 +142,11 @@ def test_memory_rules_out_replicated_projections_first() -> None:
 
 
 def test_one_rank_runs_every_layout_alike() -> None:
-    verdicts = list(catalog_of_memory(account(num_ranks=1), tuple(Layout)).values())
+    verdicts = list(
+        catalog_of_memory(
+            account(num_ranks=1), tuple(Layout), at=lambda ranks: account(num_ranks=ranks)
+        ).values()
+    )
     assert all(isinstance(verdict, FeasibleLayout) for verdict in verdicts)
     sizes = {verdict.distinct_tokens for verdict in verdicts if isinstance(verdict, FeasibleLayout)}
     assert len(sizes) == 1

@@ -194,7 +194,7 @@ class TestReport:
     @pytest.mark.parametrize("name", sorted(CATALOGUE))
     def test_every_known_model_can_be_planned(self, name: str) -> None:
         account = memory_account(named_spec(name), deployment("b200", ranks=16, fraction=0.85, dtype="fp8"))
-        verdicts = catalog_of_memory(account)
+        verdicts = catalog_of_memory(account, at=lambda _: account)
         for layout in (Layout.CP, Layout.DP):
             assert isinstance(verdicts[layout], FeasibleLayout)
 
@@ -221,6 +221,31 @@ class TestReport:
         assert [name for name, entry in value["layouts"].items() if entry["feasible"]] == ["CP", "DP"]
         assert "20 heads do not split over 8 ranks" in value["layouts"]["TP"]["reason"]
         assert value["borrowed_slots"] == 0
+
+    def test_what_cannot_run_has_no_switches(self) -> None:
+        value = plan("deepseek-v3", gpu="h200", ranks=7, fraction=0.85).to_json()
+        assert [(switch["from"], switch["to"]) for switch in value["switches"]] == [
+            ("CP", "DP"),
+            ("DP", "CP"),
+        ]
+        assert "128 heads do not split over 7 ranks; use 8 ranks, or" in value["layouts"]["TP"]["reason"]
+
+    def test_heads_that_do_not_split_are_the_reason_where_memory_suffices(self) -> None:
+        seven = deployment("h200", ranks=7, fraction=0.85, dtype="fp8")
+        spec, gpu = named_spec("deepseek-v3"), named_gpu("h200")
+        with pytest.raises(Infeasible) as raised:
+            build_plan(spec, gpu, seven, [Layout.TP])
+        assert str(raised.value) == (
+            "128 heads of deepseek-v3 do not split over 7 ranks (TP); nearest feasible: --ranks 8 (TP)"
+        )
+        wide = replace(seven, precision=named_precision("bf16"))
+        with pytest.raises(Infeasible, match=r"over 7 ranks \(TP\); .* needs at least .* \(DP\), and 85%"):
+            build_plan(spec, gpu, wide, [Layout.TP, Layout.DP])
+
+    def test_fewer_ranks_are_named_where_they_do(self) -> None:
+        small = deployment("h200", ranks=7, fraction=0.85, dtype="bf16")
+        with pytest.raises(Infeasible, match=r"feasible: --ranks 4 \(TP\) or --ranks 8 \(TP\)"):
+            build_plan(named_spec("deepseek-v2-lite"), named_gpu("h200"), small, [Layout.TP])
 
     def test_infeasible_names_what_would_do(self) -> None:
         with pytest.raises(Infeasible, match=r"nearest feasible: --dtype fp8 or --ranks 15 \(CP, DP\)"):
