@@ -5,7 +5,6 @@ Invariant: what is not valid is said before anything is sent; `check` and `keys`
 
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,9 @@ import typer
 from services.admin_client import AdminClient, connect, emit
 from services.commands.layout import Admin, Json, KeyFile
 from splash_core.errors import ConfigError
+from splash_core.policy.config import read_policy_file
 from splash_core.policy.document import parse_document
+from splash_core.policy.in_force import pins_not_allowed
 from splash_core.policy.keys import KEYS
 from splash_core.policy.reference import key_lines
 from splash_core.policy.versions import change_text
@@ -76,8 +77,10 @@ def check(file: File, json: Json = False) -> None:
     Example: `splash policy check policy.toml`
     """
     document = parse_document(_read(file), source=file)
-    found = {"valid": True, "digest": document.digest, "document": document.to_plain()}
-    emit(found, as_json=json, text=f"{file} is valid ({document.digest})\n\n{document.to_toml()}".rstrip())
+    warnings = pins_not_allowed(document)
+    found = {"valid": True, "digest": document.digest, "document": document.to_plain(), "warnings": warnings}
+    head = [f"{file} is valid ({document.digest})", *(f"warning: {warning}" for warning in warnings)]
+    emit(found, as_json=json, text="\n".join([*head, "", document.to_toml()]).rstrip())
 
 
 @app.command("diff")
@@ -148,11 +151,13 @@ def _rolled_back(client: AdminClient, version: int, expected: int | None) -> dic
 
 
 def _read(file: str) -> str:
+    if file != _STDIN:
+        return read_policy_file(file, others=f"{_STDIN} (standard input)")
     try:
-        return sys.stdin.read() if file == _STDIN else Path(file).read_text(encoding="utf-8")
+        return sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise ConfigError(f"policy file {file}: {cause}; give a TOML file, or {_STDIN}") from None
+        raise ConfigError(f"policy file {file}: {cause}; give a TOML file") from None
 
 
 def _document_text(told: dict[str, Any]) -> str:

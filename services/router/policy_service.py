@@ -20,7 +20,7 @@ from splash_core.layout.layout import Layout
 from splash_core.obs.vitals import VitalTasks
 from splash_core.policy.config import load_document, policy_at, read_policy_file
 from splash_core.policy.document import PolicyDocument, parse_document
-from splash_core.policy.in_force import not_offered
+from splash_core.policy.in_force import not_offered, pins_not_allowed
 from splash_core.policy.keys import KEYS, plain
 from splash_core.policy.snapshot import Phase
 
@@ -179,7 +179,7 @@ class PolicyService:
             for record in records
             if (layouts := _not_offered(document, record))
         ]
-        return strangers + without_effect
+        return strangers + without_effect + pins_not_allowed(document)
 
 
 def _not_offered(document: PolicyDocument, record: GroupRecord) -> tuple[Layout, ...]:

@@ -50,8 +50,7 @@ class SamplingReader:
         seed = self._random_seed() if body.seed is None else body.seed + choice
         return SamplingParams(
             temperature=_or(body.temperature, 1.0),
-            # -1 is how SGLang and vLLM clients say "no limit".
-            top_k=0 if body.top_k in (None, -1) else body.top_k,
+            top_k=_top_k(body.top_k),
             top_p=_or(body.top_p, 1.0),
             min_p=_or(body.min_p, 0.0),
             seed=seed % (1 << _SEED_BITS),
@@ -105,3 +104,10 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def _top_k(given: int | None) -> int:
+    if given is not None and given < -1:
+        raise InvalidRequest(f"top_k must be at least 1, or 0 or -1 for no limit, got {given}", param="top_k")
+    # -1 is how SGLang and vLLM clients say "no limit".
+    return 0 if given in (None, -1) else given

@@ -288,12 +288,13 @@ def _check_length(
     settings: GroupSettings, spec: ModelSpec, arena: ArenaMap, scheduling: SchedulerConfig
 ) -> None:
     limit, wanted = max_request_tokens(spec, arena, scheduling), settings.max_model_len
-    if scheduling.role is Role.PREFILL and wanted <= spec.max_positions:
-        # Output never comes here: the pool bounds the prompt alone, which the router is told.
-        return
+    most = spec.max_positions  # no pool helps to more
+    if scheduling.role is Role.PREFILL and wanted <= most:
+        return  # Output never comes here: the pool bounds the prompt alone, which the router is told.
     if wanted > limit:
+        pool = f", the pool of a rank holds {limit} tokens in its smallest layout" if limit < most else ""
+        larger = ", or a larger --kv-bytes" if wanted <= most else ""
         raise Infeasible(
-            f"--max-model-len {wanted} does not fit: the model allows {spec.max_positions} positions, "
-            f"the pool of a rank holds {limit} tokens in its smallest layout",
-            nearest=f"--max-model-len {limit}, or a larger --kv-bytes",
+            f"--max-model-len {wanted} does not fit: the model allows {most} positions{pool}",
+            nearest=f"--max-model-len {limit}{larger}",
         )

@@ -3,6 +3,7 @@
 Invariant: a `PolicyConfig` that exists is valid; a wrong value is an error that names the key.
 """
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -112,10 +113,21 @@ def load_document(option: str) -> PolicyDocument:
     return parse_document(read_policy_file(option), source=option)
 
 
-def read_policy_file(path: str) -> str:
-    """The text of a policy file; raises `ConfigError` where it cannot be read."""
+def read_policy_file(path: str, *, others: str = "off, auto") -> str:
+    """The text of a policy file.
+
+    Args:
+        path: of a regular file: nobody may ever write into a pipe.
+        others: what may be given in its place.
+
+    Raises:
+        ConfigError: it cannot be read, or is none.
+    """
+    file = Path(path)
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise ConfigError(f"policy file {path}: {cause}; give off, auto or a TOML file") from error
+        raise ConfigError(f"policy file {path}: {cause}; give {others} or a TOML file") from error

@@ -64,6 +64,8 @@ class DriftChange:
     ratio: float
     reference: float
     drifting: bool
+    calibrated: bool
+    """Whether the profile was measured here."""
 
     def words(self, rules: DriftRules) -> str:
         """In one line, with who must act."""
@@ -72,7 +74,13 @@ class DriftChange:
         )
         if not self.drifting:
             return f"{times}; back within a factor of {rules.band:g}"
-        return f"{times}; out by more than a factor of {rules.band:g}: calibrate this deployment again"
+        remedy = (
+            "calibrate this deployment again"
+            if self.calibrated
+            else "the group's pace has changed, or its profile, which nobody has measured, ranks layouts "
+            "wrongly; look for the cause, or measure a profile with `splash calibrate`"
+        )
+        return f"{times}; out by more than a factor of {rules.band:g}: {remedy}"
 
 
 def observe(
@@ -112,7 +120,9 @@ def observe(
     if drifting is (layout in state.drifting):
         return after, None
     layouts = state.drifting | {layout} if drifting else state.drifting - {layout}
-    change = DriftChange(layout=layout, ratio=seen.ratio, reference=reference, drifting=drifting)
+    change = DriftChange(
+        layout=layout, ratio=seen.ratio, reference=reference, drifting=drifting, calibrated=calibrated
+    )
     return replace(after, drifting=layouts), change
 
 

@@ -64,6 +64,19 @@ def not_offered(
     return tuple(layout for layout in named if layout not in offered)
 
 
+def pins_not_allowed(document: PolicyDocument) -> list[str]:
+    """Where a document pins a group where it does not allow: valid, as pins go before, but maybe a slip."""
+    found: dict[str, None] = {}
+    names = {"", *document.named_groups.values()}
+    for phase, group in ((phase, name) for phase in Phase for name in sorted(names)):
+        lists = cast("list[tuple[Layout, ...]]", document.ever("allowed", phase=phase, group=group))
+        allowed = list(dict.fromkeys(layout for layouts in lists for layout in layouts))
+        for pin in document.ever("pin", phase=phase, group=group):
+            if lists and pin is not None and pin not in allowed:
+                found[f"pin: {pin} is not among the allowed {', '.join(allowed)}; the pin holds"] = None
+    return list(found)
+
+
 def why_not(document: PolicyDocument, *, phase: Phase, group: str, offered: Collection[Layout]) -> str:
     """Why a group that offers certain layouts cannot take a document, or an empty text."""
     for pin in document.ever("pin", phase=phase, group=group):

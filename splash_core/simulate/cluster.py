@@ -18,7 +18,7 @@ from splash_core.simulate.agenda import Agenda, EventOrder
 from splash_core.simulate.cores import Cores
 from splash_core.simulate.counted import CountedMachine
 from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.ledger import Ledger, Times
+from splash_core.simulate.ledger import TOO_LONG, Ledger, Times
 from splash_core.simulate.machine import Machine
 from splash_core.simulate.pilots import Pilot
 from splash_core.simulate.pricing import Pricing
@@ -150,7 +150,7 @@ class Cluster:
 
     def _refusal(self, demand: Demand) -> str:
         if not pair_limits(self._fleet.limits, self._fleet.limits).hold(demand):
-            return "longer than a group can hold"
+            return TOO_LONG
         if self._fleet.queue is None:
             return ""
         full = refuse_entry(

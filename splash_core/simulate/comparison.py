@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from splash_core.cost.measured_on import doubt
+from splash_core.errors import Infeasible
 from splash_core.layout.layout import Layout
 from splash_core.scheduling.roles import Role
 from splash_core.simulate.cluster import Cluster, Course
 from splash_core.simulate.fleet import Fleet
-from splash_core.simulate.ledger import Ledger, percentile
+from splash_core.simulate.ledger import TOO_LONG, Ledger, percentile
 from splash_core.simulate.pilots import Fixed, Oracle, Policy
 from splash_core.simulate.policies import Policies
 from splash_core.simulate.workload import Workload
@@ -154,6 +155,9 @@ def compare(
         policies: what the groups' policies say; what is said of decode steers combined groups.
         objectives: what counts as good service.
         progress: told the name of each run before it begins.
+
+    Raises:
+        Infeasible: the policy's run serves no request, as all are too long: there is nothing to compare.
     """
     objectives = objectives or Objectives()
 
@@ -162,6 +166,8 @@ def compare(
         return Summary(ledger=Cluster(fleet, course).run(what), objectives=objectives)
 
     policy = run("policy", policy_course(fleet, policies), workload)
+    if policy.ledger.refused[TOO_LONG] and not policy.ledger.finished:
+        raise _none_served(fleet, workload)
     fixed = {layout: run(layout.value, fixed_course(layout), workload) for layout in fleet.capacities}
     free = run("oracle", oracle_course(fleet, policies), workload.foreseen())
     oracle = min((policy, free, *fixed.values()), key=lambda summary: summary.makespan_s)
@@ -173,6 +179,20 @@ def compare(
         fixed=fixed,
         oracle=oracle,
         warnings=policies.warnings(fleet),
+    )
+
+
+def _none_served(fleet: Fleet, workload: Workload) -> Infeasible:
+    longest = max(request.prompt_tokens + request.max_tokens for request in workload.requests)
+    positions = fleet.model.spec.max_positions
+    by_model = fleet.longest_request >= positions
+    bound = f"{fleet.model.spec.name} has {positions:,} positions"
+    room = f"a group holds {fleet.longest_request:,} of one request"
+    more = "" if by_model else ", or more room (--kv-bytes, --fraction, --ranks)"
+    return Infeasible(
+        f"none of the {len(workload.requests)} requests of {workload.name} is served: the longest has "
+        f"{longest:,} tokens, prompt and output, and {bound if by_model else room}",
+        nearest=f"shorter requests (--lengths){more}",
     )
 
 

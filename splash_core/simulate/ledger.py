@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from splash_core.layout.layout import Layout
 from splash_core.switch.manifest import SwitchMode
 
+TOO_LONG = "longer than a group can hold"
+"""Why a request was not served."""
 _BINS_PER_E = 200
 """Gaps are kept to half a percent."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -24,6 +25,7 @@ from splash_core.policy.bundle import EvaluationRecorder, bundle_of, replay
 from splash_core.policy.config import PolicyConfig
 from splash_core.policy.snapshot import Phase
 from splash_core.policy.state import PolicyState
+from splash_core.spec.model import ModelSpec
 from splash_core.switch.manifest import SwitchMode
 from tests.support.policy_cases import cost_model, decoding, snapshot
 
@@ -139,6 +141,22 @@ def test_a_decode_pool_must_hold_the_context_that_is_set(tiny_v3: Path) -> None:
     settings = GroupSettings(model=str(tiny_v3), page_size=8, kv_bytes=1 << 14, max_model_len=2000)
     with pytest.raises(Infeasible, match="--max-model-len 2000"):
         draw_blueprint(settings, Phase.DECODE)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_where_the_model_ends_no_larger_pool_is_named(tiny_v3: Path, phase: Phase) -> None:
+    asked = GroupSettings(model=str(tiny_v3), page_size=8, kv_bytes=1 << 14, max_model_len=999_999_999)
+    positions = ModelSpec.from_checkpoint(tiny_v3).max_positions
+    with pytest.raises(Infeasible, match=rf"the model allows {positions} positions") as refused:
+        draw_blueprint(asked, phase)
+    assert "--kv-bytes" not in str(refused.value)
+    with pytest.raises(Infeasible) as refused:
+        draw_blueprint(replace(asked, kv_bytes=1 << 22), phase)
+    assert str(refused.value).endswith(
+        f"allows {positions} positions; nearest feasible: --max-model-len {positions}"
+    )
+    with pytest.raises(Infeasible, match=r"nearest feasible: --max-model-len \d+, or a larger --kv-bytes"):
+        draw_blueprint(replace(asked, max_model_len=positions), Phase.DECODE)
 
 
 def test_overcommit_is_a_decode_groups(tiny_v3: Path) -> None:

@@ -49,6 +49,10 @@ class TestDetector:
         state, changes = seen([3.0] * 8 + [5.0] * 8, calibrated=False)
         assert [change.drifting for change in changes] == [True]
         assert changes[0].reference == 3.0
+        words = changes[0].words(RULES)
+        assert "again" not in words
+        assert "its profile, which nobody has measured," in words
+        assert "`splash calibrate`" in words
         # Another layout that keeps to the prediction of the first alarms by itself only.
         state, changes = seen([3.1] * 8, calibrated=False, layout=Layout.TP, state=state)
         assert changes == []

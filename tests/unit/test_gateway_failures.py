@@ -301,6 +301,16 @@ def test_seeds_are_one_apart_and_drawn_when_absent(router: RunningRouter, http: 
     assert seeds() != drawn
 
 
+def test_a_top_k_that_means_nothing_is_told_all_that_mean_something(
+    router: RunningRouter, http: httpx.Client
+) -> None:
+    wait_ready(router, http)
+    answer = chat(router, http, top_k=-2)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "top_k must be at least 1, or 0 or -1 for no limit, got -2"
+    assert answer.json()["error"]["param"] == "top_k"
+
+
 def test_sampling_reaches_the_worker(router: RunningRouter, http: httpx.Client) -> None:
     wait_ready(router, http)
     router.backend.counts.requests.clear()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from services.cli import main
+from splash_core.errors import ConfigError
+from splash_core.policy.config import load_document
 from splash_core.policy.document import parse_document
 from splash_core.policy.reference import key_lines
 from tests.support.admin_port import Admin
@@ -91,6 +94,59 @@ def test_check_needs_no_cluster(
     assert (found["valid"], found["document"]) == (True, {"decode": {"pin": "DP"}})
     assert _splash(monkeypatch, "check", str(path)) == 0
     assert 'pin = "DP"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["set", "check"])
+def test_a_pipe_that_nobody_may_write_is_refused(
+    admin: Admin,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    command: str,
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert _splash(monkeypatch, command, str(tmp_path / "pipe")) == 2
+    assert "pipe: not a regular file; give - (standard input) or a TOML file" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="not a regular file; give off, auto or"):
+        load_document(str(tmp_path / "pipe"))
+    assert admin.asked == []
+
+
+@pytest.mark.parametrize(
+    ("text", "pins"),
+    [
+        ("[all]\nallowed = ['TP']\npin = 'DP'", ["DP"]),
+        (
+            "[all]\nallowed = ['TP']\n[decode]\npin = 'DP'",
+            ["DP"],
+        ),
+        (
+            "[all]\nallowed = ['TP']\n[group.a]\npin = 'CP'",
+            ["CP"],
+        ),
+        ("[prefill]\nallowed = ['TP']\n[decode]\npin = 'DP'", []),
+        ("[all]\nallowed = ['TP', 'DP']\npin = 'DP'", []),
+        ("[all]\nallowed = ['TP']\npin = 'none'", []),
+        ("[all]\npin = 'DP'", []),
+    ],
+)
+def test_a_pin_outside_of_what_is_allowed_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    text: str,
+    pins: list[str],
+) -> None:
+    warnings = [f"pin: {pin} is not among the allowed TP; the pin holds" for pin in pins]
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    assert _splash(monkeypatch, "check", str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == warnings
+    assert _splash(monkeypatch, "check", str(path)) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line.startswith("warning")] == [
+        f"warning: {warning}" for warning in warnings
+    ]
 
 
 def test_get_prints_a_document_that_can_be_set_again(

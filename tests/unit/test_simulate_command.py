@@ -1,6 +1,7 @@
 """`splash simulate`, end to end: JSON, tables, a drawn PNG, and errors that say what to do."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from services import cli
 from services.commands.simulate import app
+from services.exit_codes import exit_code
 from splash_core.cost.profile import analytical_profile
 from splash_core.errors import ConfigError, Infeasible
 from splash_core.spec.hardware import named_gpu
@@ -85,6 +87,19 @@ def test_a_seed_repeats_a_generated_workload(options: list[str]) -> None:
     first, again, other = (run(*made, "--seed", seed).stdout.splitlines()[-1] for seed in "112")
     assert first == again
     assert first != other
+
+
+def test_a_workload_of_which_nothing_fits_is_refused(options: list[str]) -> None:
+    for args, words in (
+        (["--lengths", "100"], r"none of the 20 requests of trace is served: the longest has [\d,]+ tokens"),
+        (["--lengths", "100", "--requests", "3"], r"a group holds [\d,]+ .* more room \(--kv-bytes"),
+        (["--lengths", "100", "--kv-bytes", "4000000000"], r"has [\d,]+ positions; .*\(--lengths\)$"),
+    ):
+        done = run(*options, *args, "--json")
+        assert isinstance(done.exception, Infeasible)
+        assert re.search(words, str(done.exception))
+        assert done.stdout == ""
+    assert exit_code(Infeasible("")) == 3
 
 
 def test_a_plot_is_drawn(options: list[str], tmp_path: Path) -> None:
