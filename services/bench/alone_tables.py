@@ -3,7 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from services.bench.results_tables import Row, milliseconds, number, with_reasons
+from services.bench.results_tables import (
+    CELL_COLUMNS,
+    Row,
+    cell_name,
+    cell_of,
+    milliseconds,
+    number,
+    with_reasons,
+)
 from services.bench.settings import ALONE
 
 Document = Mapping[str, Any]
@@ -21,10 +29,7 @@ def alone_table(document: Document, documents: Sequence[Document]) -> str:
     links = _links_of(document, documents)
     rows = [_with_links(row, links) for row in document["rows"]]
     columns: dict[str, Callable[[Row], str]] = {
-        "phase": lambda row: row["phase"],
-        "layout": lambda row: row["layout"],
-        "B": lambda row: number(row["batch"]),
-        "input": lambda row: number(row["input"]),
+        **CELL_COLUMNS,
         "alone ms": lambda row: milliseconds(row["alone_ms"]),
         "links ms": _links,
         "together": lambda row: milliseconds(row.get("together_ms")),
@@ -33,11 +38,7 @@ def alone_table(document: Document, documents: Sequence[Document]) -> str:
     for peer in (other for other in documents if other["bench"] == "peer"):
         if peer["settings"].get("ranks") == document["settings"]["ranks"]:
             columns |= _peer_columns(peer)
-    return with_reasons(columns, rows, lambda r: f"{r['phase']} {r['layout']}, {r['batch']} × {r['input']}")
-
-
-def _cell(row: Row) -> tuple[Any, ...]:
-    return row["phase"], row["layout"], row["batch"], row["input"]
+    return with_reasons(columns, rows, cell_name)
 
 
 def _links(row: Row) -> str:
@@ -84,10 +85,10 @@ def _rate(row: Row) -> str:
 
 
 def _peer_columns(peer: Document) -> dict[str, Callable[[Row], str]]:
-    known = {_cell(row): row for row in peer["rows"]}
+    known = {cell_of(row): row for row in peer["rows"]}
 
     def theirs(row: Row) -> float | None:
-        other = known.get(_cell(row))
+        other = known.get(cell_of(row))
         if other is None or "together_ms" not in row:
             return None
         if row["phase"] == "prefill":

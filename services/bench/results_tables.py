@@ -1,6 +1,7 @@
 """Markdown tables and readable figures."""
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -49,3 +50,25 @@ def with_reasons(
     refused = [f"* {name(row)}: {row['reason']}\n" for row in rows if "reason" in row]
     table = markdown_table(columns, measured)
     return table + ("\nDid not fit:\n\n" + "".join(refused) if refused else "")
+
+
+def cell_of(row: Row) -> tuple[Any, ...]:
+    """What two sweeps must have in common for their figures to stand beside each other."""
+    return row["phase"], row["layout"], row["batch"], row["input"]
+
+
+def cell_name(row: Row) -> str:
+    """A cell in words."""
+    phase, layout, batch, length = cell_of(row)
+    return f"{phase} {layout}, {batch} × {length}"
+
+
+CELL_COLUMNS: Mapping[str, Callable[[Row], str]] = MappingProxyType(
+    {
+        "phase": lambda row: row["phase"],
+        "layout": lambda row: row["layout"],
+        "B": lambda row: number(row["batch"]),
+        "input": lambda row: number(row["input"]),
+    }
+)
+"""The first columns of a table of cells."""

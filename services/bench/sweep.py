@@ -83,6 +83,9 @@ class _Sweep:
             rig.spec, named_precision(settings.dtype), settings.ranks, device_kind(settings)
         )
         self._collectives = StepCollectives(rig)
+        comm = rig.host.comms.compute
+        self._counted = comm if isinstance(comm, CountingComm) else None
+        """Where links are left out: what they would carry."""
         self._prefill_rate = 0.0
         """Tokens per second of the last prefill: what the next one is expected to reach."""
 
@@ -129,10 +132,9 @@ class _Sweep:
 
     def _left_out(self) -> dict[str, Any]:
         """What the last prefill would have received over links, where there are none."""
-        comm = self._rig.host.comms.compute
-        if not isinstance(comm, CountingComm):
+        if self._counted is None:
             return {}
-        received = comm.received_bytes()
+        received = self._counted.received_bytes()
         rate = device_kind(self._settings).link_bps
         return {"received_bytes": received, "links_ms": 1e3 * received / rate}
 
@@ -145,8 +147,8 @@ class _Sweep:
     def _prefill_once(self, cell: _SweepCell) -> list[float]:
         """Times of the steps, in milliseconds."""
         rig, settings = self._rig, self._settings
-        if isinstance(rig.host.comms.compute, CountingComm):
-            rig.host.comms.compute.reset()
+        if self._counted is not None:
+            self._counted.reset()
         rig.group.clear()
         rig.group.place(cell.batch, 0)
         owners = {seq: rig.group.owner(seq) for seq in rig.group.seqs}

@@ -4,7 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.bench.alone_tables import alone_table, is_alone
-from services.bench.results_tables import Row, markdown_table, milliseconds, number, with_reasons
+from services.bench.results_tables import (
+    CELL_COLUMNS,
+    Row,
+    cell_name,
+    cell_of,
+    markdown_table,
+    milliseconds,
+    number,
+    with_reasons,
+)
 
 Document = Mapping[str, Any]
 Column = Callable[[Row], str]
@@ -15,10 +24,7 @@ def sweep_table(document: Document, documents: Sequence[Document]) -> str:
     if is_alone(document):
         return alone_table(document, documents)
     columns: dict[str, Column] = {
-        "phase": lambda row: row["phase"],
-        "layout": lambda row: row["layout"],
-        "B": lambda row: number(row["batch"]),
-        "input": lambda row: number(row["input"]),
+        **CELL_COLUMNS,
         "tokens/s": lambda row: number(row["tokens_per_s"]),
         "step ms": lambda row: milliseconds(row["step_ms_p50"]),
     }
@@ -27,19 +33,14 @@ def sweep_table(document: Document, documents: Sequence[Document]) -> str:
     if document["settings"].get("device") == "cuda":
         for peer in (other for other in documents if other["bench"] == "peer"):
             columns |= _peer_columns(peer)
-    return with_reasons(
-        columns, document["rows"], lambda r: f"{r['phase']} {r['layout']}, {r['batch']} × {r['input']}"
-    )
+    return with_reasons(columns, document["rows"], cell_name)
 
 
 def peer_tables(document: Document, documents: Sequence[Document]) -> str:
     """The peer's own figures; then cells that a sweep of ours has too, per GPU."""
     own = markdown_table(
         {
-            "phase": lambda row: row["phase"],
-            "layout": lambda row: row["layout"],
-            "B": lambda row: number(row["batch"]),
-            "input": lambda row: number(row["input"]),
+            **CELL_COLUMNS,
             "tokens/s": lambda row: number(row.get("tokens_per_s")),
             "step ms": lambda row: milliseconds(row.get("step_ms_p50")),
             "note": lambda row: row.get("note", ""),
@@ -67,10 +68,10 @@ def _floor(row: Row) -> str:
 def _peer_columns(peer: Document) -> dict[str, Column]:
     """The peer's figure for the same phase, layout, batch and length, and the ratio to it."""
     name = f"{peer['settings']['engine']}, {peer['settings'].get('ranks', '?')} GPUs"
-    known = {_cell(row): row for row in peer["rows"]}
+    known = {cell_of(row): row for row in peer["rows"]}
 
     def figure(row: Row) -> str:
-        other = known.get(_cell(row))
+        other = known.get(cell_of(row))
         if other is None:
             return ""
         return (
@@ -78,17 +79,13 @@ def _peer_columns(peer: Document) -> dict[str, Column]:
         )
 
     def ratio(row: Row) -> str:
-        other = known.get(_cell(row))
+        other = known.get(cell_of(row))
         if other is None:
             return ""
         key = "tokens_per_s" if row["phase"] == "prefill" else "step_ms_p50"
         return f"{row[key] / other[key]:.2f}"
 
     return {name: figure, "ratio": ratio}
-
-
-def _cell(row: Row) -> tuple[Any, ...]:
-    return row["phase"], row["layout"], row["batch"], row["input"]
 
 
 def _pairs(peer: Document, documents: Sequence[Document]) -> list[Row]:
@@ -105,11 +102,11 @@ def _pairs(peer: Document, documents: Sequence[Document]) -> list[Row]:
         gpus = document["settings"]["ranks"]
         for row in document["rows"]:
             if "reason" not in row:
-                ours.setdefault(_cell(row), {})[gpus] = {**row, "commit": document["commit"]}
+                ours.setdefault(cell_of(row), {})[gpus] = {**row, "commit": document["commit"]}
     return [
         {"theirs": row, "ours": mine, "gpus": gpus}
         for row in peer["rows"]
-        for gpus, mine in sorted(ours.get(_cell(row), {}).items())
+        for gpus, mine in sorted(ours.get(cell_of(row), {}).items())
     ]
 
 

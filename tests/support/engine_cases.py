@@ -70,14 +70,23 @@ def logits_on_rank(
     return {key: row.cpu() for key, row in engine.rows.items()}, received, engine.switch_times
 
 
-def mixed_plans(spec: ModelSpec, builder: PlanBuilder) -> list[StepPlan]:
-    """Mixed chunks of odd sizes in every form, then decode steps of all three, then of fewer than T."""
+def mixed_plans(
+    spec: ModelSpec, builder: PlanBuilder, *, second: int = 27, middle_third: int = 13
+) -> list[StepPlan]:
+    """Mixed chunks of odd sizes in every form, then decode steps of all three, then of fewer than T.
+
+    Args:
+        spec: the model.
+        builder: of a group in the layout to try.
+        second: rows of the longest sequence in the second step.
+        middle_third: rows of the middle one in the third.
+    """
     long, middle, short = (builder.start(tokens_of(spec, length)) for length in LENGTHS)
     expanded = AttentionForm.ABSORBED if builder.layout is Layout.DOP else AttentionForm.EXPANDED
     plans = [
         builder.step({long: 13}, form=expanded, cp_storage=CpStorage.PASS_KV),
-        builder.step({long: 27, middle: 17}, cp_storage=CpStorage.PASS_KV),
-        builder.step({long: 18, middle: 13, short: 9}, form=expanded),
+        builder.step({long: second, middle: 17}, cp_storage=CpStorage.PASS_KV),
+        builder.step({long: 18, middle: middle_third, short: 9}, form=expanded),
         builder.step({long: 5, middle: 1, short: 1}),
     ]
     for seq, length in ((long, LENGTHS[0]), (middle, LENGTHS[1])):

@@ -6,18 +6,16 @@ import pytest
 import torch
 
 from splash_core.ids import SeqId
-from splash_core.layout.forms import AttentionForm, CpStorage
 from splash_core.layout.layout import Layout
 from splash_core.spec.model import ModelSpec
 from tests.conftest import TinyFactory
 from tests.oracle import hf_decode_logits, hf_logits
+from tests.support.engine_cases import LENGTHS, mixed_plans, tokens_of
 from tests.support.group import arena_with
 from tests.support.logit_engine import RowKey, run_plans
 from tests.support.plans import PlanBuilder
 
 CHECKPOINTS = ["tiny_v2", "tiny_v2_lite", "tiny_v3", "tiny_v3_dense"]
-LENGTHS = (75, 41, 12)
-"""Tokens of three sequences that share steps."""
 NUM_DECODE = 32
 FP32_TOLERANCE = 1e-5
 FP64_TOLERANCE = 1e-12
@@ -28,28 +26,11 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _tokens(spec: ModelSpec, length: int) -> list[int]:
-    generator = torch.Generator().manual_seed(length)
-    return torch.randint(3, spec.vocab - 1, (length,), generator=generator).tolist()
-
-
 def _run(checkpoint: Path, layout: Layout, num_ranks: int, dtype: torch.dtype) -> dict[RowKey, torch.Tensor]:
     """Mixed chunks of odd sizes in every form, then decode steps of all three, then of fewer than T."""
     spec = ModelSpec.from_checkpoint(checkpoint)
     arena = arena_with(spec, num_ranks=num_ranks, page_size=4, elem_bytes=dtype.itemsize, ordinary=40)
-    builder = PlanBuilder(arena, layout)
-    long, middle, short = (builder.start(_tokens(spec, length)) for length in LENGTHS)
-    expanded = AttentionForm.ABSORBED if layout is Layout.DOP else AttentionForm.EXPANDED
-    plans = [
-        builder.step({long: 13}, form=expanded, cp_storage=CpStorage.PASS_KV),
-        builder.step({long: 7, middle: 17}, cp_storage=CpStorage.PASS_KV),
-        builder.step({long: 18, middle: 3, short: 9}, form=expanded),
-        builder.step({long: 5, middle: 1, short: 1}),
-    ]
-    for seq, length in ((long, LENGTHS[0]), (middle, LENGTHS[1])):
-        while builder.sequences[seq].cached < length:
-            others = {short: 1} if builder.sequences[short].cached < LENGTHS[2] else {}
-            plans.append(builder.step({seq: 1, **others}))
+    plans = mixed_plans(spec, PlanBuilder(arena, layout), second=7, middle_third=3)
     return run_plans(checkpoint, spec, arena, layout, plans, dtype)
 
 
@@ -67,9 +48,9 @@ def test_fp32_logits_equal_the_reference(
     spec = ModelSpec.from_checkpoint(checkpoint)
     rows = _run(checkpoint, layout, num_ranks, torch.float32)
     for seq, length in enumerate(LENGTHS):
-        expected = hf_logits(checkpoint, _tokens(spec, length))
+        expected = hf_logits(checkpoint, tokens_of(spec, length))
         assert (_stack(rows, seq) - expected).abs().max() <= FP32_TOLERANCE
-    cached = hf_decode_logits(checkpoint, _tokens(spec, LENGTHS[0]), LENGTHS[0] - NUM_DECODE)
+    cached = hf_decode_logits(checkpoint, tokens_of(spec, LENGTHS[0]), LENGTHS[0] - NUM_DECODE)
     assert (_stack(rows, 0) - cached).abs().max() <= FP32_TOLERANCE
 
 
@@ -90,7 +71,7 @@ def test_heads_that_do_not_divide_are_served_replicated(layout: Layout, tiny_che
     spec = ModelSpec.from_checkpoint(checkpoint)
     rows = _run(checkpoint, layout, 2, torch.float32)
     for seq, length in enumerate(LENGTHS):
-        expected = hf_logits(checkpoint, _tokens(spec, length))
+        expected = hf_logits(checkpoint, tokens_of(spec, length))
         assert (_stack(rows, seq) - expected).abs().max() <= FP32_TOLERANCE
 
 
@@ -100,7 +81,7 @@ def test_three_ranks_share_uneven_experts_and_columns(layout: Layout, tiny_check
     spec = ModelSpec.from_checkpoint(checkpoint)
     rows = _run(checkpoint, layout, 3, torch.float32)
     for seq, length in enumerate(LENGTHS):
-        expected = hf_logits(checkpoint, _tokens(spec, length))
+        expected = hf_logits(checkpoint, tokens_of(spec, length))
         assert (_stack(rows, seq) - expected).abs().max() <= FP32_TOLERANCE
 
 
@@ -108,7 +89,7 @@ def test_three_ranks_share_uneven_experts_and_columns(layout: Layout, tiny_check
 def test_real_widths_of_v2_lite_agree(layout: Layout, wide_v2_lite: Path) -> None:
     spec = ModelSpec.from_checkpoint(wide_v2_lite)
     arena = arena_with(spec, num_ranks=2, page_size=16, elem_bytes=4, ordinary=8)
-    tokens = _tokens(spec, 24)
+    tokens = tokens_of(spec, 24)
     builder = PlanBuilder(arena, layout)
     seq = builder.start(tokens)
     plans = [builder.step({seq: 19}), *(builder.step({seq: 1}) for _ in range(5))]
